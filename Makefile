@@ -1,0 +1,33 @@
+# make env     the environment in .venv        make test    its tests
+# make demo    Split MNIST, all methods        make check   tests, lint and types
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO ?= demo
+
+.PHONY: env demo test check lint clean
+
+env: .venv/.made
+
+.venv/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# mnist-small has a sixth of the digits: batches of 10 in place of 64 keep the paper's number of steps an epoch.
+demo: env
+	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out $(DEMO)
+	$(BIN)/engram figures $(DEMO)
+
+test: env
+	$(BIN)/python -m pytest -n 2
+
+check: test lint
+
+lint: env
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
