@@ -1,0 +1,271 @@
+"""The DHP Softmax against a direct reading of the paper: Eq. 2, Eq. 3 and Algorithm 1, a loop over classes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engram import DHPSoftmax, InputError, NotFiniteError
+from engram.nn.dhp import write_trace
+
+
+def algorithm_1(theta, alpha, eta, hebb, h, y) -> tuple[Tensor, Tensor]:
+    """The paper's Algorithm 1, line by line, one class after another. Returns the logits and the new trace."""
+    rows = list(hebb.detach().unbind(0))
+    for c in sorted(set(y.tolist())):
+        s = sum(1 for label in y.tolist() if label == c)
+        if s > 0:
+            mean = sum(h[b] for b in range(len(y)) if int(y[b]) == c) / s
+            rows[c] = (1 - eta) * rows[c] + eta * mean
+    new = torch.stack(rows)
+    z = torch.stack([torch.stack([((theta[j] + (alpha if alpha.ndim == 0 else alpha[j]) * new[j]) * x).sum()
+                                  for j in range(len(theta))]) for x in h])  # fmt: skip
+    return z, new
+
+
+def double_head(num_features: int, num_classes: int, seed: int = 0, **options) -> DHPSoftmax:
+    """A head in float64 whose trace and coefficients are of the size of its weights."""
+    torch.manual_seed(seed)
+    head = DHPSoftmax(num_features, num_classes, **options).double()
+    head.hebb.normal_()
+    torch.nn.init.normal_(head.alpha)
+    torch.nn.init.constant_(head.eta, 0.3)
+    return head
+
+
+# Few classes and small batches, so that absent, repeated and single classes all occur.
+batches = st.integers(1, 5).flatmap(
+    lambda classes: st.tuples(
+        st.just(classes),
+        st.integers(1, 4),
+        st.lists(st.integers(0, classes - 1), min_size=1, max_size=8),
+        st.integers(0, 2**31),
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches, st.sampled_from(["synapse", "uniform"]), st.floats(0, 1))
+def test_layer_equals_algorithm_1_forward_and_in_all_gradients(batch, alpha, eta) -> None:
+    num_classes, num_features, labels, seed = batch
+    head = double_head(num_features, num_classes, seed, alpha=alpha)
+    torch.nn.init.constant_(head.eta, eta)
+    hidden = torch.randn(len(labels), num_features, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor(labels)
+    wanted = (head.weight, head.alpha, head.eta, hidden)
+    logits_by_paper, trace_by_paper = algorithm_1(head.weight, head.alpha, head.eta, head.hebb.clone(), hidden, target)
+    probe = torch.randn_like(logits_by_paper)
+    gradients_by_paper = torch.autograd.grad((logits_by_paper * probe).sum(), wanted)
+
+    logits = head(hidden, target)
+    gradients = torch.autograd.grad((logits * probe).sum(), wanted)
+
+    torch.testing.assert_close(logits, logits_by_paper, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(head.hebb, trace_by_paper.detach(), rtol=1e-12, atol=1e-12)
+    for gradient, by_paper in zip(gradients, gradients_by_paper, strict=True):
+        torch.testing.assert_close(gradient, by_paper, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", ["synapse", "uniform"])
+@pytest.mark.parametrize("labels", [[0, 1, 1, 2], [3, 3, 3, 3], [2]])
+def test_gradcheck(alpha: str, labels: list[int]) -> None:
+    template = double_head(3, 4, alpha=alpha, eta_range="unbounded")
+    target = torch.tensor(labels)
+
+    def logits(weight, alpha, eta, hidden) -> Tensor:
+        head = copy.deepcopy(template)
+        return torch.func.functional_call(head, {"weight": weight, "alpha": alpha, "eta": eta}, (hidden, target))
+
+    hidden = torch.randn(len(labels), 3, dtype=torch.float64)
+    inputs = [t.detach().clone().requires_grad_() for t in (template.weight, template.alpha, template.eta, hidden)]
+    assert torch.autograd.gradcheck(logits, inputs)
+
+
+def test_hidden_activations_get_gradient_by_two_paths() -> None:
+    head = double_head(3, 2)
+    hidden = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    (through_both,) = torch.autograd.grad(head(hidden, torch.tensor([0, 1, 0, 1])).sum(), hidden)
+    direct = head.fold().weight.sum(dim=0).expand(4, 3)
+    assert not torch.allclose(through_both, direct)
+
+
+def test_trace_is_a_buffer_that_is_saved_with_the_model() -> None:
+    head = DHPSoftmax(3, 2)
+    head(torch.rand(4, 3), torch.tensor([0, 0, 1, 1]))
+    assert "hebb" in head.state_dict()
+    assert "hebb" not in dict(head.named_parameters())
+    other = DHPSoftmax(3, 2)
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(other.hebb, head.hebb)
+    assert head.hebb.abs().sum() > 0
+
+
+def test_trace_starts_empty_and_keeps_absent_classes_exactly() -> None:
+    head = DHPSoftmax(3, 4, eta=0.5)
+    assert torch.equal(head.hebb, torch.zeros(4, 3))
+    head(torch.rand(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
+    before = head.hebb.clone()
+    head(torch.rand(2, 3), torch.tensor([1, 1]))
+    assert torch.equal(head.hebb[[0, 2, 3]], before[[0, 2, 3]])
+    assert not torch.equal(head.hebb[1], before[1])
+
+
+def test_evaluation_reads_the_trace_and_never_writes_it() -> None:
+    head = double_head(3, 2).eval()
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    hidden = torch.randn(5, 3, dtype=torch.float64)
+    logits = head(hidden, torch.tensor([0, 1, 0, 1, 0]))
+    torch.testing.assert_close(logits, hidden @ (head.weight + head.alpha * head.hebb).T)
+    assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
+
+
+def test_graphs_of_several_batches_can_be_open_at_once() -> None:
+    head = double_head(3, 2)
+    hidden = torch.randn(2, 4, 3, dtype=torch.float64)
+    target = torch.tensor([0, 1, 1, 0])
+    twice = head(hidden[0], target).square().sum() + head(hidden[1], target).square().sum()
+    twice.backward()
+    assert torch.isfinite(head.eta.grad)
+
+
+def test_the_previous_trace_is_a_constant_of_the_gradient() -> None:
+    head = double_head(3, 2)
+    first = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    head(first, torch.tensor([0, 1, 1, 0]))
+    head(torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0])).sum().backward()
+    assert first.grad is None
+
+
+@pytest.mark.parametrize(("stepped_to", "used"), [(-0.4, 0.0), (1.7, 1.0), (0.25, 0.25)])
+def test_eta_is_projected_where_the_trace_is_a_weighted_mean(stepped_to: float, used: float) -> None:
+    head = double_head(3, 2)
+    with torch.no_grad():
+        head.eta.fill_(stepped_to)
+    hidden, target = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    expected = write_trace(head.hebb.clone(), hidden, target, torch.tensor(used, dtype=torch.float64))
+    head(hidden, target).sum().backward()
+    assert head.eta.item() == used
+    assert head.eta.grad.abs() > 0, "at the edge η must still get a gradient, or it could never come back"
+    torch.testing.assert_close(head.hebb, expected)
+
+
+def test_unbounded_eta_is_the_literal_form() -> None:
+    head = double_head(3, 2, eta_range="unbounded")
+    with torch.no_grad():
+        head.eta.fill_(1.7)
+    hidden, target = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+    expected = write_trace(head.hebb.clone(), hidden, target, head.eta.detach())
+    head(hidden, target)
+    assert head.eta.item() == 1.7
+    torch.testing.assert_close(head.hebb, expected)
+
+
+@pytest.mark.parametrize("alpha", ["synapse", "uniform"])
+def test_fold_is_the_same_function_as_a_plain_layer(alpha: str) -> None:
+    head = double_head(5, 3, alpha=alpha).eval()
+    folded = head.fold()
+    hidden = torch.randn(7, 5, dtype=torch.float64)
+    assert isinstance(folded, torch.nn.Linear)
+    assert folded.bias is None
+    torch.testing.assert_close(folded(hidden), head(hidden))
+    with torch.no_grad():
+        head.hebb.zero_()
+    assert not torch.allclose(folded(hidden), head(hidden)), "a folded layer must not follow the trace any more"
+
+
+def test_shapes_names_and_initial_values() -> None:
+    torch.manual_seed(0)
+    head = DHPSoftmax(512, 10)
+    assert (head.weight.shape, head.alpha.shape, head.eta.shape, head.hebb.shape) == (
+        (10, 512),
+        (10, 512),
+        (),
+        (10, 512),
+    )
+    assert DHPSoftmax(512, 10, alpha="uniform").alpha.shape == ()
+    assert head.eta.item() == pytest.approx(1e-3)
+    assert 0 <= head.alpha.min() < 0.001
+    assert 0.009 < head.alpha.max() <= 0.01
+    bound = 512**-0.5  # of PyTorch's own Linear
+    assert 0.95 * bound < head.weight.abs().max() <= bound
+
+
+def test_learning_lowers_the_loss_and_moves_every_parameter() -> None:
+    torch.manual_seed(0)
+    head = DHPSoftmax(8, 3, eta=0.05)
+    centres = torch.randn(3, 8)
+    before = {name: p.detach().clone() for name, p in head.named_parameters()}
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    losses = []
+    for _ in range(50):
+        target = torch.randint(3, (32,))
+        loss = torch.nn.functional.cross_entropy(head(centres[target] + 0.1 * torch.randn(32, 8), target), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+    assert all(not torch.equal(p, before[name]) for name, p in head.named_parameters())
+
+
+HIDDEN = torch.rand(4, 3)
+TARGET = torch.tensor([0, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "target", "sentence"),
+    [
+        (HIDDEN, None, "needs the batch's targets"),
+        (HIDDEN, TARGET[:3], r"shape \(4,\)"),
+        (HIDDEN, TARGET[:, None], r"shape \(4,\)"),
+        (HIDDEN, TARGET.float(), "class numbers"),
+        (HIDDEN, TARGET + 1, r"lie in 0\.\.1, not 1\.\.2"),
+        (HIDDEN, TARGET - 1, r"lie in 0\.\.1, not -1\.\.0"),
+        (torch.rand(4, 5), TARGET, r"shape \(batch, 3\), not \(4, 5\)"),
+        (torch.rand(3), TARGET, r"shape \(batch, 3\)"),
+    ],
+)
+def test_bad_batches_are_refused_before_the_trace_is_touched(hidden, target, sentence) -> None:
+    head = DHPSoftmax(3, 2)
+    with pytest.raises(InputError, match=sentence):
+        head(hidden, target)
+    assert torch.equal(head.hebb, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_batch_with_nan_is_refused_before_the_trace_is_touched(bad: float) -> None:
+    head = DHPSoftmax(3, 2)
+    hidden = HIDDEN.clone()
+    hidden[1, 2] = bad
+    with pytest.raises(NotFiniteError, match="NaN or infinity"):
+        head(hidden, TARGET)
+    assert torch.equal(head.hebb, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"eta": -0.1}, {"eta": 1.1}, {"eta": float("nan")}, {"eta": float("inf"), "eta_range": "unbounded"},
+     {"alpha": "none"}, {"eta_range": "open"}],
+)  # fmt: skip
+def test_bad_options_are_refused(options: dict) -> None:
+    with pytest.raises(InputError):
+        DHPSoftmax(3, 2, **options)
+
+
+def test_bad_sizes_are_refused() -> None:
+    with pytest.raises(InputError):
+        DHPSoftmax(0, 2)
+
+
+def test_works_under_functional_call_and_deepcopy() -> None:
+    head = double_head(3, 2).eval()
+    twin = copy.deepcopy(head)
+    hidden = torch.randn(2, 3, dtype=torch.float64)
+    assert torch.equal(twin(hidden), head(hidden))
+    twin.train()(hidden, torch.tensor([0, 1]))
+    assert not torch.equal(twin.hebb, head.hebb)
