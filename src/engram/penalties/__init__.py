@@ -1,0 +1,8 @@
+"""Synaptic consolidation: what the network has learned becomes hard to change, weight by weight."""
+
+from engram.penalties.base import NoPenalty, Penalty
+from engram.penalties.ewc import EWC, OnlineEWC
+from engram.penalties.mas import MAS
+from engram.penalties.si import SI
+
+__all__ = ["EWC", "MAS", "SI", "NoPenalty", "OnlineEWC", "Penalty"]

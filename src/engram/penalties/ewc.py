@@ -1,0 +1,101 @@
+"""Elastic Weight Consolidation: importance is the diagonal of the Fisher information."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engram.errors import InputError
+from engram.masking import mask_logits
+from engram.penalties.base import Batch, Penalty, Term
+from engram.penalties.importance import mean_per_sample
+
+
+class EWC(Penalty):
+    """EWC (Kirkpatrick et al. 2017), with a term of its own for every task.
+
+    Ω_k = mean over samples of (∂ log p(y | x) / ∂θ_k)²        loss = λ Σ_tasks Σ_k Ω_k (θ_k − θ*_k)²
+
+    Each sample's gradient is squared before the mean. The square of a batch's mean gradient is another,
+    smaller quantity, for which published strengths do not hold.
+
+    Args:
+        labels: whose y. "true": the data's (the empirical Fisher); "sampled": one drawn from the model's own
+            p(y | x); "exact": the expectation over all classes under p(y | x).
+        seed: for the draws of "sampled".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        strength: float,
+        labels: str = "true",
+        seed: int = 0,
+        regularize_alpha: bool = False,
+    ):
+        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha)
+        if labels not in ("true", "sampled", "exact"):
+            raise InputError(f"labels is 'true', 'sampled' or 'exact', not {labels!r}")
+        self.labels = labels
+        self.seed = seed
+
+    def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
+        self.terms = [*self.terms, Term(self.fisher(batches, classes), self.snapshot())]
+
+    def fisher(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """The diagonal of the Fisher information of the weights as they are now."""
+        random = torch.Generator().manual_seed(self.seed)
+
+        def log_likelihood(outputs: Tensor, label: Tensor, weight: Tensor) -> Tensor:
+            log_p = mask_logits(outputs, classes).log_softmax(dim=1)
+            return weight * log_p.gather(1, label[:, None])[:, 0]
+
+        def labelled(inputs: Tensor, targets: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+            """The labels to take the gradient for, each with the root of its weight, since the gradient is squared."""
+            if self.labels == "true":
+                yield targets.long(), torch.ones(len(targets), device=inputs.device)
+                return
+            with torch.no_grad():
+                p = mask_logits(self.model(inputs), classes).softmax(dim=1)
+            if self.labels == "sampled":
+                drawn = torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
+                yield drawn, torch.ones_like(p[:, 0])
+                return
+            for c in range(p.shape[1]) if classes is None else classes:
+                yield torch.full_like(targets, c, dtype=torch.long), p[:, c].sqrt()
+
+        return mean_per_sample(self.model, self.parameters, log_likelihood, torch.square, batches, labelled)
+
+
+class OnlineEWC(EWC):
+    """Online EWC (Schwarz et al. 2018): one term for all tasks, so that its cost does not grow with them.
+
+    Ω ← γ Ω + Ω_task        θ* ← θ
+
+    Args:
+        gamma: γ in [0, 1], how much of the older tasks' importance stays.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        strength: float,
+        gamma: float = 1.0,
+        labels: str = "true",
+        seed: int = 0,
+        regularize_alpha: bool = False,
+    ):
+        super().__init__(model, strength=strength, labels=labels, seed=seed, regularize_alpha=regularize_alpha)
+        if not 0 <= gamma <= 1:
+            raise InputError(f"gamma must lie in [0, 1], not {gamma}")
+        self.gamma = gamma
+
+    def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
+        importance = self.fisher(batches, classes)
+        for term in self.terms:
+            importance = {name: self.gamma * term.importance[name] + omega for name, omega in importance.items()}
+        self.terms = [Term(importance, self.snapshot())]

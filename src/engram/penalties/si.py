@@ -1,0 +1,70 @@
+"""Synaptic Intelligence: importance is how much a weight's own path lowered the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.errors import InputError
+from engram.penalties.base import Penalty, Term
+
+
+class SI(Penalty):
+    """SI (Zenke et al. 2017). `strength` is its c; importance is gathered while a task is learned.
+
+    path_k ← path_k − g_k Δθ_k            after each step, g the gradient of the task's loss alone
+    Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
+
+    Three traps are avoided here. The penalty's own gradient is no part of g: where `loss()` went into the
+    backward pass, it is taken out again. A path that raised the loss makes a weight unimportant, not of
+    negative importance. What is remembered of the weights is copies, never views of the live ones.
+
+    Args:
+        xi: ξ > 0, which keeps the importance of weights that hardly moved finite.
+    """
+
+    extra_groups = ("path", "start", "before")
+
+    def __init__(self, model: nn.Module, *, strength: float, xi: float = 0.1, regularize_alpha: bool = False):
+        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha)
+        if not (math.isfinite(xi) and xi > 0):
+            raise InputError(f"xi must be a positive number, not {xi}")
+        self.xi = xi
+        self._start_task()
+
+    def _start_task(self) -> None:
+        self.start: dict[str, Tensor] = self.snapshot()  # θ when the task began
+        self.before: dict[str, Tensor] = self.snapshot()  # θ before the current step
+        self.path: dict[str, Tensor] = {name: torch.zeros_like(theta) for name, theta in self.before.items()}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Follow the step just taken. Call it while `.grad` still holds what the step was made from."""
+        if all(theta.grad is None for theta in self.parameters.values()):
+            raise InputError(
+                "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
+            )
+        share = self.gradient_share
+        of_penalty = self.gradient(self.before) if share is not None else {}
+        for name, theta in self.parameters.items():
+            if theta.grad is not None:
+                g = theta.grad if share is None else theta.grad - share * of_penalty[name]
+                self.path[name].addcmul_(g, theta - self.before[name], value=-1)
+            self.before[name].copy_(theta)
+        self.gradient_share = None
+
+    @torch.no_grad()
+    def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
+        """End the task. SI needs no data for it."""
+        importance = {}
+        for name, theta in self.parameters.items():
+            moved = theta - self.start[name]
+            importance[name] = self.path[name].clamp(min=0) / (moved.square() + self.xi)
+        for term in self.terms:
+            importance = {name: term.importance[name] + omega for name, omega in importance.items()}
+        self.terms = [Term(importance, self.snapshot())]
+        self._start_task()

@@ -1,0 +1,545 @@
+"""Each penalty against its formula, and one contract that all of them keep."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram import EWC, MAS, SI, DHPSoftmax, InputError, MatchedSoftmax, NoPenalty, NotFiniteError, OnlineEWC
+from engram.nn.networks import Network
+
+PENALTIES = {
+    "ewc": lambda model, **o: EWC(model, strength=3.0, **o),
+    "ewc sampled": lambda model, **o: EWC(model, strength=3.0, labels="sampled", **o),
+    "ewc exact": lambda model, **o: EWC(model, strength=3.0, labels="exact", **o),
+    "online-ewc": lambda model, **o: OnlineEWC(model, strength=3.0, gamma=0.7, **o),
+    "si": lambda model, **o: SI(model, strength=3.0, xi=0.1, **o),
+    "mas": lambda model, **o: MAS(model, strength=3.0, **o),
+}
+NETWORKS = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU(), nn.Linear(5, 3)),
+    "conv": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 2), nn.BatchNorm2d(4), nn.LeakyReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 3)
+    ),
+    "dhp": lambda: Network(nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU()), DHPSoftmax(5, 3, eta=0.2)),
+    "matched": lambda: Network(nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU()), MatchedSoftmax(5, 3)),
+}
+
+
+@pytest.fixture(params=PENALTIES)
+def make_penalty(request):
+    return PENALTIES[request.param]
+
+
+@pytest.fixture(params=NETWORKS)
+def model(request) -> nn.Module:
+    torch.manual_seed(1)
+    return NETWORKS[request.param]().double()
+
+
+def make_batches(num_batches: int = 3, batch_size: int = 7, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    random = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(batch_size, 2, 3, 3, generator=random, dtype=torch.float64),
+            torch.randint(3, (batch_size,), generator=random),
+        )
+        for _ in range(num_batches)
+    ]
+
+
+def call(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return model(inputs, targets) if isinstance(model, Network) else model(inputs)
+
+
+def train(model: nn.Module, penalty, batches, learning_rate: float = 0.05, with_loss: bool = True) -> None:
+    """A plain loop of the kind that people have."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model.train()
+    for inputs, targets in batches:
+        loss = F.cross_entropy(call(model, inputs, targets), targets)
+        if with_loss:
+            loss = loss + penalty.loss()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        penalty.after_step()
+
+
+# --- the contract ---------------------------------------------------------------------------------------------
+
+
+def test_zero_before_the_first_consolidation(model, make_penalty) -> None:
+    penalty = make_penalty(model)
+    loss = penalty.loss()
+    assert loss.shape == ()
+    assert loss.item() == 0
+    loss.backward()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    penalty.proximal_step(0.1)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_zero_at_the_anchor_and_positive_away_from_it(model, make_penalty) -> None:
+    penalty = make_penalty(model)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches())
+    assert penalty.loss().item() == 0
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1)
+    assert penalty.loss().item() > 1e-6
+
+
+def test_the_loss_is_the_quadratic_form_and_its_gradient_is_right(model, make_penalty) -> None:
+    penalty = make_penalty(model)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches())
+    train(model, penalty, make_batches(seed=1))
+    penalty.consolidate(make_batches(seed=1))
+    train(model, penalty, make_batches(seed=2))
+    expected = sum(
+        3.0 * (term.importance[name] * (p - term.anchor[name]) ** 2).sum()
+        for term in penalty.terms
+        for name, p in penalty.parameters.items()
+    )
+    torch.testing.assert_close(penalty.loss(), expected)
+    parameters = list(penalty.parameters.values())
+    given = torch.autograd.grad(5 * penalty.loss(), parameters)
+    by_autograd = torch.autograd.grad(5 * expected, parameters)
+    for gradient, reference in zip(given, by_autograd, strict=True):
+        torch.testing.assert_close(gradient, reference)
+    assert sum(reference.abs().sum() for reference in by_autograd) > 1e-3
+
+
+def test_consolidation_leaves_the_model_as_it_was(model, make_penalty) -> None:
+    penalty = make_penalty(model)
+    train(model, penalty, make_batches())
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    modes = [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    penalty.consolidate(make_batches())
+    after = model.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before), "traces and BatchNorm statistics included"
+    assert all(torch.equal(p.grad, gradients[name]) for name, p in model.named_parameters())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_state_survives_save_and_load(model, make_penalty, tmp_path) -> None:
+    penalty = make_penalty(model)
+    for seed in range(2):
+        train(model, penalty, make_batches(seed=seed))
+        penalty.consolidate(make_batches(seed=seed))
+    train(model, penalty, make_batches(1, seed=2))  # in the middle of a task
+    torch.save({"model": model.state_dict(), "penalty": penalty.state_dict()}, tmp_path / "state.pt")
+
+    torch.manual_seed(99)
+    twin = copy.deepcopy(model)
+    for p in twin.parameters():
+        nn.init.normal_(p)
+    restored = make_penalty(twin)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    twin.load_state_dict(state["model"])
+    restored.load_state_dict(state["penalty"])
+
+    for learner, own in ((model, penalty), (twin, restored)):
+        torch.manual_seed(5)  # dropout
+        train(learner, own, make_batches(seed=3))
+        own.consolidate(make_batches(seed=3))
+        train(learner, own, make_batches(seed=4))
+    assert torch.equal(restored.loss(), penalty.loss())
+    for name, p in model.named_parameters():
+        assert torch.equal(p, dict(twin.named_parameters())[name])
+
+
+def test_state_of_another_model_is_refused_and_changes_nothing(make_penalty) -> None:
+    torch.manual_seed(0)
+    small, large = nn.Linear(18, 3).double(), nn.Linear(20, 3).double()
+    penalty, other = make_penalty(small), make_penalty(large)
+    for own, width in ((penalty, 18), (other, 20)):
+        batch = (torch.randn(4, width, dtype=torch.float64), torch.tensor([0, 1, 2, 0]))
+        train(own.model, own, [batch])
+        own.consolidate([batch])
+    kept = penalty.state_dict()
+    with pytest.raises(InputError, match="not of this model"):
+        penalty.load_state_dict(other.state_dict())
+    with pytest.raises(InputError, match="does not belong"):
+        penalty.load_state_dict({**kept, "surprise": torch.zeros(1)})
+    assert all(torch.equal(value, kept[name]) for name, value in penalty.state_dict().items())
+
+
+def test_state_is_a_copy_and_not_a_view(make_penalty) -> None:
+    model = NETWORKS["linear"]().double()
+    penalty = make_penalty(model)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches())
+    state = penalty.state_dict()
+    kept = {name: value.clone() for name, value in state.items()}
+    train(model, penalty, make_batches(seed=1))
+    penalty.consolidate(make_batches(seed=1))
+    assert all(torch.equal(value, kept[name]) for name, value in state.items())
+
+
+def test_plastic_parameters_stay_free_unless_alpha_is_asked_for(make_penalty) -> None:
+    model = NETWORKS["dhp"]().double()
+    assert set(make_penalty(model).parameters) == {"features.1.weight", "features.1.bias", "head.weight"}
+    with_alpha = make_penalty(model, regularize_alpha=True)
+    assert set(with_alpha.parameters) == {"features.1.weight", "features.1.bias", "head.weight", "head.alpha"}
+    train(model, with_alpha, make_batches())
+    with_alpha.consolidate(make_batches())
+    assert with_alpha.terms[0].importance["head.alpha"].sum() > 0
+
+
+def test_frozen_weights_are_not_protected(make_penalty) -> None:
+    model = NETWORKS["linear"]()
+    model[1].requires_grad_(False)
+    assert set(make_penalty(model).parameters) == {"3.weight", "3.bias"}
+    for p in model.parameters():
+        p.requires_grad_(False)
+    with pytest.raises(InputError, match="no trainable slow weights"):
+        make_penalty(model)
+
+
+def test_the_proximal_step_minimises_its_objective(model, make_penalty) -> None:
+    penalty = make_penalty(model)
+    for seed in range(2):
+        train(model, penalty, make_batches(seed=seed))
+        penalty.consolidate(make_batches(seed=seed))
+    train(model, penalty, make_batches(seed=2), with_loss=False)
+    start = penalty.snapshot()
+    penalty.proximal_step(0.5)
+    # at the minimiser of |θ′ − θ|² / (2 lr) + loss(θ′) the gradient, (θ′ − θ) / lr + loss′(θ′), is zero
+    pull = penalty.gradient(penalty.snapshot())
+    for name, theta in penalty.parameters.items():
+        torch.testing.assert_close((theta - start[name]) / 0.5 + pull[name], torch.zeros_like(theta))
+    assert sum((theta - start[name]).abs().sum() for name, theta in penalty.parameters.items()) > 1e-3
+
+
+def test_the_proximal_step_cannot_diverge_where_the_gradient_does(make_penalty) -> None:
+    torch.manual_seed(0)
+    model = NETWORKS["linear"]().double()
+    penalty = make_penalty(model)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches())
+    penalty.strength = 1e9
+    for _ in range(20):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.01 * torch.randn_like(p))
+        distance = penalty.loss().item()
+        penalty.proximal_step(0.1)
+        assert penalty.loss().item() < distance
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.01 * torch.randn_like(p))
+    for p, g in zip(
+        penalty.parameters.values(),
+        torch.autograd.grad(penalty.loss(), list(penalty.parameters.values())),
+        strict=True,
+    ):
+        p.data.sub_(0.1 * g)
+    assert penalty.loss().item() > 1e3 * distance, "the plain gradient step overshoots here"
+
+
+def test_the_proximal_step_follows_strength_learning_rate_and_new_terms(make_penalty) -> None:
+    torch.manual_seed(0)
+    model = NETWORKS["linear"]().double()
+    penalty = make_penalty(model)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches())
+
+    def distance_after(learning_rate: float) -> float:
+        with torch.no_grad():
+            for name, p in penalty.parameters.items():
+                p.copy_(penalty.terms[-1].anchor[name] + 1)
+        penalty.proximal_step(learning_rate)
+        return sum((p - penalty.terms[-1].anchor[n]).square().sum().item() for n, p in penalty.parameters.items())
+
+    near, far = distance_after(1.0), distance_after(0.01)
+    assert near < far
+    penalty.strength = 30.0
+    assert distance_after(0.01) < far
+    penalty.strength = 3.0
+    train(model, penalty, make_batches(seed=1))
+    penalty.consolidate(make_batches(seed=1))
+    start = penalty.snapshot()
+    penalty.proximal_step(0.01)
+    moved = {n: p.clone() for n, p in penalty.parameters.items()}
+    hold = {n: sum(t.importance[n] for t in penalty.terms) for n in start}
+    pull = {n: sum(t.importance[n] * t.anchor[n] for t in penalty.terms) for n in start}
+    for n in start:
+        torch.testing.assert_close(moved[n], (start[n] + 0.06 * pull[n]) / (1 + 0.06 * hold[n]))
+
+
+@pytest.mark.parametrize("name", ["ewc", "ewc exact", "online-ewc", "mas"])
+def test_importances_do_not_depend_on_the_batch_size(name: str) -> None:
+    torch.manual_seed(0)
+    model = NETWORKS["conv"]().double()
+    inputs, targets = (torch.cat(parts) for parts in zip(*make_batches(), strict=True))
+    whole, single = PENALTIES[name](model), PENALTIES[name](model)
+    whole.consolidate([(inputs, targets)])
+    single.consolidate([(inputs[i : i + 1], targets[i : i + 1]) for i in range(len(targets))])
+    for key in whole.parameters:
+        torch.testing.assert_close(whole.terms[0].importance[key], single.terms[0].importance[key])
+
+
+@pytest.mark.parametrize("strength", [0, -1, float("nan"), float("inf")])
+def test_bad_strengths_are_refused(strength: float, make_penalty) -> None:
+    for kind in (EWC, OnlineEWC, SI, MAS):
+        with pytest.raises(InputError, match="strength"):
+            kind(nn.Linear(2, 2), strength=strength)
+
+
+def test_bad_options_are_refused() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(InputError, match="gamma"):
+        OnlineEWC(model, strength=1, gamma=1.5)
+    with pytest.raises(InputError, match="xi"):
+        SI(model, strength=1, xi=0)
+    with pytest.raises(InputError, match="labels"):
+        EWC(model, strength=1, labels="guessed")
+
+
+@pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas"])
+def test_consolidation_needs_samples_that_are_numbers(name: str) -> None:
+    penalty = PENALTIES[name](nn.Linear(4, 3))
+    with pytest.raises(InputError, match="batches is empty"):
+        penalty.consolidate([])
+    with pytest.raises(NotFiniteError, match="NaN or infinite"):
+        penalty.consolidate([(torch.full((2, 4), float("nan")), torch.tensor([0, 1]))])
+    assert penalty.terms == []
+
+
+# --- EWC and Online EWC ---------------------------------------------------------------------------------------
+
+
+def fisher_by_loop(model: nn.Module, names, batches, weigh) -> dict[str, Tensor]:
+    """The diagonal Fisher by its definition: for each sample and label, the squared gradient of log p(y | x)."""
+    model.eval()
+    parameters = {name: dict(model.named_parameters())[name] for name in names}
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    count = 0
+    for inputs, targets in batches:
+        for x, y in zip(inputs, targets, strict=True):
+            p = model(x[None]).softmax(dim=1)[0].detach()
+            for label, weight in weigh(p, int(y)):
+                log_p = model(x[None]).log_softmax(dim=1)[0, label]
+                for name, gradient in zip(total, torch.autograd.grad(log_p, list(parameters.values())), strict=True):
+                    total[name] += weight * gradient**2
+            count += 1
+    return {name: value / count for name, value in total.items()}
+
+
+@pytest.mark.parametrize(
+    ("labels", "weigh"),
+    [("true", lambda p, y: [(y, 1.0)]), ("exact", lambda p, y: [(c, p[c]) for c in range(3)])],
+)
+def test_fisher_equals_a_loop_over_samples(model, labels: str, weigh) -> None:
+    penalty = EWC(model, strength=1, labels=labels)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches(seed=1))
+    expected = fisher_by_loop(model, penalty.parameters, make_batches(seed=1), weigh)
+    for name, value in expected.items():
+        torch.testing.assert_close(penalty.terms[0].importance[name], value)
+
+
+def test_sampled_fisher_approaches_the_exact_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    inputs = torch.randn(1, 3, dtype=torch.float64).expand(20_000, 3)
+    batch = [(inputs, torch.zeros(20_000, dtype=torch.long))]
+    sampled = EWC(model, strength=1, labels="sampled").fisher(batch)
+    exact = EWC(model, strength=1, labels="exact").fisher(batch)
+    true = EWC(model, strength=1, labels="true").fisher(batch)
+    torch.testing.assert_close(sampled["weight"], exact["weight"], rtol=0.05, atol=0)
+    assert not torch.allclose(true["weight"], exact["weight"], rtol=0.05)
+
+
+def test_fisher_by_hand() -> None:
+    """Two classes, one input x = 2, weights 0: p = ½, so ∂ log p(y) / ∂w_c = (1[y = c] − ½) · 2 = ±1."""
+    model = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    penalty = EWC(model, strength=10)
+    penalty.consolidate([(torch.tensor([[2.0]]), torch.tensor([0]))])
+    assert penalty.terms[0].importance["weight"].tolist() == [[1.0], [1.0]]
+    nn.init.constant_(model.weight, 0.5)
+    assert penalty.loss().item() == pytest.approx(10 * (0.25 + 0.25))
+
+
+def test_fisher_over_the_task_s_own_classes_only() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4).double()
+    inputs, targets = torch.randn(6, 3, dtype=torch.float64), torch.tensor([2, 3, 2, 3, 3, 2])
+    for labels in ("true", "exact"):
+        penalty = EWC(model, strength=1, labels=labels)
+        penalty.consolidate([(inputs, targets)], classes=(2, 3))
+        importance = penalty.terms[0].importance["weight"]
+        assert torch.equal(importance[:2], torch.zeros_like(importance[:2]))
+        two_way = nn.Linear(3, 2).double()
+        with torch.no_grad():
+            two_way.weight.copy_(model.weight[2:])
+            two_way.bias.copy_(model.bias[2:])
+        reference = EWC(two_way, strength=1, labels=labels)
+        reference.consolidate([(inputs, targets - 2)])
+        torch.testing.assert_close(importance[2:], reference.terms[0].importance["weight"])
+
+
+def test_ewc_has_a_term_a_task_and_online_ewc_one_with_decay() -> None:
+    torch.manual_seed(0)
+    model = NETWORKS["linear"]().double()
+    ewc, online = EWC(model, strength=2.0), OnlineEWC(model, strength=2.0, gamma=0.7)
+    fishers, anchors = [], []
+    for seed in range(3):
+        fishers.append(ewc.fisher(make_batches(seed=seed)))
+        anchors.append(ewc.snapshot())
+        ewc.consolidate(make_batches(seed=seed))
+        online.consolidate(make_batches(seed=seed))
+        train(model, NoPenalty(model), make_batches(seed=seed))
+    assert len(ewc.terms) == 3
+    assert len(online.terms) == 1
+    for name, p in ewc.parameters.items():
+        decayed = 0.7 * (0.7 * fishers[0][name] + fishers[1][name]) + fishers[2][name]
+        torch.testing.assert_close(online.terms[0].importance[name], decayed)
+        assert torch.equal(online.terms[0].anchor[name], anchors[2][name])
+        for term, fisher, anchor in zip(ewc.terms, fishers, anchors, strict=True):
+            assert torch.equal(term.importance[name], fisher[name])
+            assert torch.equal(term.anchor[name], anchor[name])
+        assert not torch.equal(p, anchors[2][name])
+
+
+# --- SI -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["gradient", "proximal"])
+def test_si_equals_a_stored_trajectory(model, step: str) -> None:
+    """Ω from every θ and every gradient of the task's loss alone, kept on the way and summed at the end."""
+    penalty = SI(model, strength=3.0, xi=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    expected = {name: torch.zeros_like(p) for name, p in penalty.parameters.items()}
+    for task in range(3):
+        visited, slopes = [penalty.snapshot()], []
+        model.train()
+        for inputs, targets in make_batches(seed=task):
+            torch.manual_seed(task)  # dropout, the same in both passes
+            state = copy.deepcopy(model.state_dict())
+            task_loss = F.cross_entropy(call(model, inputs, targets), targets)
+            slopes.append(torch.autograd.grad(task_loss, list(penalty.parameters.values())))
+            model.load_state_dict(state)
+            torch.manual_seed(task)
+            loss = F.cross_entropy(call(model, inputs, targets), targets)
+            optimizer.zero_grad()
+            (loss + penalty.loss() if step == "gradient" else loss).backward()
+            optimizer.step()
+            if step == "proximal":
+                penalty.proximal_step(0.05)
+            penalty.after_step()
+            visited.append(penalty.snapshot())
+        penalty.consolidate()
+        for i, name in enumerate(penalty.parameters):
+            path = -sum(
+                slope[i] * (after[name] - before[name])
+                for slope, before, after in zip(slopes, visited[:-1], visited[1:], strict=True)
+            )
+            moved = visited[-1][name] - visited[0][name]
+            expected[name] = expected[name] + path.clamp(min=0) / (moved**2 + 0.05)
+            torch.testing.assert_close(penalty.terms[0].importance[name], expected[name])
+            assert torch.equal(penalty.terms[0].anchor[name], visited[-1][name])
+
+
+def test_si_by_hand() -> None:
+    """L = 2 w, lr = 0.1, two steps: w goes 1 → 0.8 → 0.6, path = 2 · 2 · 0.2 = 0.8, Ω = 0.8 / (0.16 + 0.04) = 4."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)
+    penalty = SI(model, strength=1.0, xi=0.04)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (2 * model.weight.sum()).backward()
+        optimizer.step()
+        penalty.after_step()
+    penalty.consolidate()
+    assert penalty.terms[0].importance["weight"].item() == pytest.approx(4.0)
+
+
+def test_si_takes_out_exactly_as_much_of_its_own_gradient_as_went_in() -> None:
+    """Gradient accumulation: half the penalty in each of two backward passes, or all of it in the second."""
+    paths = []
+    for shares in ((0.5, 0.5), (0.0, 1.0)):
+        torch.manual_seed(0)
+        model = NETWORKS["linear"]().double()
+        penalty = SI(model, strength=3.0)
+        train(model, penalty, make_batches())
+        penalty.consolidate()
+        train(model, penalty, make_batches(seed=1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer.zero_grad()
+        for share, (inputs, targets) in zip(shares, make_batches(2, seed=2), strict=True):
+            loss = 0.5 * F.cross_entropy(model(inputs), targets)
+            (loss + share * penalty.loss() if share else loss).backward()
+        optimizer.step()
+        penalty.after_step()
+        paths.append(penalty.path)
+    for name in paths[0]:
+        torch.testing.assert_close(paths[0][name], paths[1][name])
+
+
+def test_si_without_gradients_says_when_to_call_it() -> None:
+    model = nn.Linear(2, 2)
+    penalty = SI(model, strength=1.0)
+    with pytest.raises(InputError, match="before zero_grad"):
+        penalty.after_step()
+
+
+# --- MAS ------------------------------------------------------------------------------------------------------
+
+
+def test_mas_equals_autograd_for_each_sample(model) -> None:
+    penalty = MAS(model, strength=1)
+    expected = {name: torch.zeros_like(p) for name, p in penalty.parameters.items()}
+    for task in range(2):
+        train(model, penalty, make_batches(seed=task))
+        penalty.consolidate(make_batches(seed=task))
+        model.eval()
+        inputs = torch.cat([batch for batch, _ in make_batches(seed=task)])
+        for x in inputs:
+            norm = model(x[None]).square().sum()
+            for name, gradient in zip(
+                expected, torch.autograd.grad(norm, list(penalty.parameters.values())), strict=True
+            ):
+                expected[name] = expected[name] + gradient.abs() / len(inputs)
+        for name, value in expected.items():
+            torch.testing.assert_close(penalty.terms[0].importance[name], value)
+
+
+def test_mas_by_hand_without_labels_and_with_the_task_s_classes() -> None:
+    """f(x) = (w₀ x, w₁ x): ∂ ‖f‖² / ∂w_c = 2 w_c x², averaged over x = 1 and x = 2 with w = (3, −1)."""
+    model = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0], [-1.0]]))
+    penalty = MAS(model, strength=1)
+    penalty.consolidate([torch.tensor([[1.0], [2.0]])])
+    assert penalty.terms[0].importance["weight"].tolist() == [[15.0], [5.0]]
+    own = MAS(model, strength=1)
+    own.consolidate([torch.tensor([[1.0], [2.0]])], classes=[1])
+    assert own.terms[0].importance["weight"].tolist() == [[0.0], [5.0]]
+
+
+def test_ewc_without_labels_is_refused() -> None:
+    with pytest.raises(InputError, match="need labels"):
+        EWC(nn.Linear(1, 2), strength=1).consolidate([torch.ones(2, 1)])
+
+
+def test_no_penalty_never_costs_anything() -> None:
+    model = NETWORKS["linear"]().double()
+    penalty = NoPenalty(model)
+    train(model, penalty, make_batches())
+    penalty.consolidate(make_batches())
+    train(model, penalty, make_batches())
+    assert penalty.loss().item() == 0

@@ -1,0 +1,185 @@
+"""Per-sample sums by matrix products, against one backward pass per sample."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engram import DHPSoftmax, MatchedSoftmax, PlainSoftmax
+from engram.nn.networks import Network
+from engram.penalties.per_sample import frozen, sum_per_sample
+
+
+def by_loop(model, parameters, objective, function, inputs) -> dict[str, Tensor]:
+    """A backward pass for each sample, then the function, then the sum."""
+    sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for i in range(len(inputs)):
+        gradients = torch.autograd.grad(
+            objective(model(inputs[i : i + 1])).sum(), list(parameters.values()), allow_unused=True
+        )
+        for name, gradient in zip(sums, gradients, strict=True):
+            if gradient is not None:
+                sums[name] += function(gradient)
+    return sums
+
+
+class Twice(nn.Module):
+    """One layer called twice: its gradient is no single outer product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x).tanh())
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+class Sequence(nn.Module):
+    """A layer over positions: gradients add up within a sample before the square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x.view(-1, 2, 2)).tanh().sum(dim=1))
+
+
+class Unused(nn.Module):
+    """A layer that no output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+class Branching(nn.Module):
+    """Control flow that looks at values, which no mapping over samples can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if float(x.sum()) > 0 else -2 * x * self.scale
+
+
+def plastic(alpha: str) -> nn.Module:
+    head = DHPSoftmax(5, 3, alpha=alpha)
+    head.hebb.normal_()
+    return Network(nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU()), head)
+
+
+VECTORS = {
+    "mlp": lambda: nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(), nn.Linear(6, 3)),
+    "in-place activation": lambda: nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(0.3, inplace=True), nn.Linear(6, 3)),
+    "no bias": lambda: nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3)),
+    "layer norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)),
+    "one layer": lambda: nn.Linear(4, 3),
+    "twice": Twice,
+    "tied": Tied,
+    "sequence": Sequence,
+    "unused": Unused,
+    "dhp": lambda: plastic("synapse"),
+    "dhp uniform": lambda: plastic("uniform"),
+    "matched": lambda: Network(nn.Linear(4, 5), MatchedSoftmax(5, 3)),
+    "plain": lambda: Network(nn.Linear(4, 5), PlainSoftmax(5, 3)),
+}
+
+IMAGES = {
+    "conv": lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)),
+    "conv stride padding dilation": lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=2, dilation=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3)
+    ),
+    "conv groups": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, bias=False), nn.Flatten(), nn.Linear(64, 3)),
+    "conv same": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.Flatten(), nn.Linear(108, 3)),
+    "conv circular": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(108, 3)
+    ),
+    "conv batch norm pool": lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.LeakyReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [torch.square, torch.abs])
+@pytest.mark.parametrize("name", [*VECTORS, *IMAGES])
+def test_sums_equal_a_loop_over_samples(name: str, function) -> None:
+    torch.manual_seed(0)
+    model = (VECTORS | IMAGES)[name]().double().eval()
+    inputs = torch.randn((6, 4) if name in VECTORS else (6, 2, 6, 6), dtype=torch.float64)
+    parameters = {n: p for n, p in model.named_parameters() if not n.endswith("eta")}
+
+    def objective(outputs: Tensor) -> Tensor:
+        return outputs.log_softmax(dim=1)[:, 0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sums = sum_per_sample(model, parameters, objective, function, inputs)
+    expected = by_loop(model, parameters, objective, function, inputs)
+    assert sums.keys() == expected.keys()
+    for key in expected:
+        torch.testing.assert_close(sums[key], expected[key], rtol=1e-9, atol=1e-12)
+
+
+def test_a_model_that_cannot_be_mapped_is_taken_sample_by_sample_and_says_so() -> None:
+    model = Branching().double().eval()
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+
+    def objective(outputs: Tensor) -> Tensor:
+        return outputs.square().sum(dim=1)
+
+    with pytest.warns(RuntimeWarning, match="a backward pass for each sample"):
+        sums = sum_per_sample(model, dict(model.named_parameters()), objective, torch.abs, inputs)
+    expected = by_loop(model, dict(model.named_parameters()), objective, torch.abs, inputs)
+    torch.testing.assert_close(sums["scale"], expected["scale"])
+
+
+def test_gradients_already_there_are_left_alone() -> None:
+    model = VECTORS["mlp"]()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 7)
+    sum_per_sample(
+        model.eval(), dict(model.named_parameters()), lambda z: z.sum(dim=1), torch.square, torch.randn(3, 4)
+    )
+    assert all(torch.equal(p.grad, torch.full_like(p, 7)) for p in model.parameters())
+
+
+def test_frozen_returns_each_module_to_its_own_mode() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+    model.train()
+    model[1].eval()
+    with frozen(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_frozen_returns_the_modes_after_an_error_too() -> None:
+    model = nn.Linear(2, 2).train()
+
+    def fail() -> None:
+        with frozen(model):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.training
