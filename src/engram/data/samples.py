@@ -1,0 +1,53 @@
+"""Inputs with their labels: the one shape in which data travel through Engram."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from engram.errors import InputError
+
+Origin = Literal["published", "structure"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`inputs` (N, ...) as uint8 pixels or floats, and `targets` (N,) as int64 class numbers."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.targets):
+            raise InputError(f"there are {len(self.inputs)} inputs but {len(self.targets)} targets")
+        if self.targets.ndim != 1 or self.targets.dtype != torch.int64:
+            raise InputError(
+                f"targets must be a vector of int64 class numbers, not {self.targets.dtype} of shape "
+                f"{tuple(self.targets.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: Tensor | slice) -> Samples:
+        return Samples(self.inputs[index], self.targets[index])
+
+    def to(self, device: torch.device | str) -> Samples:
+        return Samples(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A loaded dataset: inputs (N, 1, 28, 28) or (N, 3, 32, 32) as uint8, targets as int64 from 0 to 9."""
+
+    name: str
+    train: Samples
+    test: Samples
+    origin: Origin
+
+    def record(self) -> dict[str, Any]:
+        """What a result file keeps about its data."""
+        return {"name": self.name, "origin": self.origin, "train": len(self.train), "test": len(self.test)}

@@ -1,0 +1,230 @@
+"""Streams of tasks: Permuted, Imbalanced Permuted, Split, the Vision Datasets Mixture, and your own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engram.data.samples import Dataset, Samples
+from engram.errors import InputError
+from engram.seeding import generator
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to learn: training and test samples, and the outputs that take part in it."""
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[int, ...]  # the others are masked out
+    permutation: Tensor | None = None  # the order in which the pixels of each input are read
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks in the order in which they are to be learned, all by one network with `num_classes` outputs."""
+
+    tasks: tuple[Task, ...]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise InputError("a stream needs at least one task")
+        shape = self.input_shape
+        for task in self.tasks:
+            for part, samples in (("training", task.train), ("test", task.test)):
+                _check_samples(f"the {part} samples of task {task.name!r}", samples, shape, task.classes)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self.tasks[index]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.tasks[0].train.inputs.shape[1:])
+
+    def to(self, device: torch.device | str) -> Stream:
+        """The stream on a device; samples that tasks share are there once."""
+        moved: dict[int, Samples] = {}
+
+        def move(samples: Samples) -> Samples:
+            return moved.setdefault(id(samples), samples.to(device))
+
+        return replace(
+            self,
+            tasks=tuple(
+                replace(
+                    task,
+                    train=move(task.train),
+                    test=move(task.test),
+                    permutation=None if task.permutation is None else task.permutation.to(device),
+                )
+                for task in self.tasks
+            ),
+        )
+
+
+def permuted(dataset: Dataset, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
+    """Permuted MNIST: every task reads the pixels in a random order of its own; the classes stay."""
+    classes = _classes_of(dataset)
+    num_pixels = dataset.train.inputs[0].numel()
+    return Stream(
+        tuple(
+            Task(
+                name=f"permutation {n + 1}",
+                train=dataset.train,
+                test=dataset.test,
+                classes=classes,
+                permutation=torch.randperm(num_pixels, generator=generator(seed, "permutation", trial, n)),
+            )
+            for n in range(_at_least_one(num_tasks))
+        ),
+        num_classes=len(classes),
+    )
+
+
+def removal_probabilities(num_tasks: int, num_classes: int, imbalance_seed: int = 0) -> Tensor:
+    """For each task and class the probability, from U(0, 1), with which a training sample is removed."""
+    return torch.stack(
+        [
+            torch.rand(num_classes, generator=generator(imbalance_seed, "removal probability", n))
+            for n in range(num_tasks)
+        ]
+    )
+
+
+def imbalanced(
+    dataset: Dataset, *, num_tasks: int = 10, seed: int = 0, trial: int = 0, imbalance_seed: int = 0
+) -> Stream:
+    """Imbalanced Permuted MNIST: as `permuted`, but each task lost training samples, of some classes more than others.
+
+    The removal probabilities depend on `imbalance_seed` alone: as in the paper, they are the same in all experiments.
+    """
+    stream = permuted(dataset, num_tasks=num_tasks, seed=seed, trial=trial)
+    removal = removal_probabilities(num_tasks, stream.num_classes, imbalance_seed)
+
+    def thin(n: int, task: Task) -> Task:
+        draw = torch.rand(len(task.train), generator=generator(seed, "removal", trial, n))
+        kept = draw >= removal[n][task.train.targets]
+        return replace(task, train=task.train[kept])
+
+    return replace(stream, tasks=tuple(thin(n, task) for n, task in enumerate(stream.tasks)))
+
+
+def split(dataset: Dataset, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
+    """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair a task, the other outputs masked out."""
+    classes = _classes_of(dataset)
+    groups = [classes[i : i + classes_per_task] for i in range(0, len(classes), classes_per_task)]
+    if num_tasks is not None and not 1 <= num_tasks <= len(groups):
+        raise InputError(
+            f"{dataset.name} splits into 1 to {len(groups)} tasks of {classes_per_task} classes, not {num_tasks}"
+        )
+    return Stream(
+        tuple(
+            Task(
+                name="/".join(map(str, group)),
+                train=_only(dataset.train, group),
+                test=_only(dataset.test, group),
+                classes=group,
+            )
+            for group in groups[:num_tasks]
+        ),
+        num_classes=len(classes),
+    )
+
+
+def mixture(datasets: Sequence[Dataset], *, num_tasks: int | None = None) -> Stream:
+    """The Vision Datasets Mixture: a dataset a task, each with outputs of its own, as 3-channel images of 32×32."""
+    if num_tasks is not None and not 1 <= num_tasks <= len(datasets):
+        raise InputError(f"the mixture has 1 to {len(datasets)} tasks, not {num_tasks}")
+    sizes = [len(_classes_of(dataset)) for dataset in datasets]
+    offsets = [sum(sizes[:n]) for n in range(len(sizes))]
+
+    def task(dataset: Dataset, offset: int, size: int) -> Task:
+        train, test = (
+            Samples(as_colour_32(samples.inputs), samples.targets + offset) for samples in (dataset.train, dataset.test)
+        )
+        return Task(dataset.name, train, test, classes=tuple(range(offset, offset + size)))
+
+    tasks = [task(*parts) for parts in zip(datasets, offsets, sizes, strict=True)][:num_tasks]
+    return Stream(tuple(tasks), num_classes=sum(sizes))
+
+
+def as_colour_32(images: Tensor) -> Tensor:
+    """Images (N, 1 or 3, H, W) zero-padded on all sides to 32×32, with one channel replicated to three."""
+    rows, columns = 32 - images.shape[2], 32 - images.shape[3]
+    padded = F.pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+    return padded.expand(-1, 3, -1, -1)
+
+
+def from_arrays(
+    tasks: Iterable[tuple[Any, Any, Any, Any]],
+    *,
+    classes: Sequence[Sequence[int]] | None = None,
+    num_classes: int | None = None,
+    names: Sequence[str] | None = None,
+) -> Stream:
+    """A stream of your own: for each task (train inputs, train targets, test inputs, test targets).
+
+    Arrays of NumPy or PyTorch; inputs as floats, or as uint8 pixels that are scaled to [0, 1]; targets as whole
+    numbers from 0. By default every output takes part in every task; `classes` names the outputs of each task,
+    and the others are then masked out in it.
+    """
+    pairs = [(_as_samples(a, b), _as_samples(c, d)) for a, b, c, d in tasks]
+    if not pairs:
+        raise InputError("a stream needs at least one task")
+    if num_classes is None:
+        num_classes = 1 + max(int(s.targets.max()) for pair in pairs for s in pair if len(s))
+    own = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
+    names = [f"task {n + 1}" for n in range(len(pairs))] if names is None else names
+    if not len(pairs) == len(own) == len(names):
+        raise InputError(f"there are {len(pairs)} tasks but {len(own)} groups of classes and {len(names)} names")
+    if any(not 0 <= c < num_classes for group in own for c in group):
+        raise InputError(f"classes must lie in 0..{num_classes - 1}, not {own}")
+    return Stream(
+        tuple(Task(name, *pair, classes=group) for name, pair, group in zip(names, pairs, own, strict=True)),
+        num_classes,
+    )
+
+
+def _as_samples(inputs: Any, targets: Any) -> Samples:
+    x = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.ascontiguousarray(inputs))
+    y = targets if isinstance(targets, Tensor) else torch.from_numpy(np.ascontiguousarray(targets))
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InputError(f"targets must be whole class numbers, not {y.dtype}")
+    return Samples(x if x.dtype == torch.uint8 else x.float(), y.long())
+
+
+def _check_samples(what: str, samples: Samples, shape: tuple[int, ...], classes: Sequence[int]) -> None:
+    if len(samples) == 0:
+        raise InputError(f"{what} are empty")
+    if tuple(samples.inputs.shape[1:]) != shape:
+        raise InputError(f"{what} have shape {tuple(samples.inputs.shape[1:])}, those of the first task {shape}")
+    if samples.inputs.is_floating_point() and not torch.isfinite(samples.inputs).all():
+        raise InputError(f"{what} hold NaN or infinity")
+    stray = set(samples.targets.unique().tolist()) - set(classes)
+    if stray:
+        raise InputError(f"{what} have the label {min(stray)}, which is not among the task's classes")
+
+
+def _classes_of(dataset: Dataset) -> tuple[int, ...]:
+    return tuple(range(1 + int(dataset.train.targets.max())))
+
+
+def _only(samples: Samples, classes: Sequence[int]) -> Samples:
+    return samples[torch.isin(samples.targets, torch.tensor(classes))]
+
+
+def _at_least_one(num_tasks: int) -> int:
+    if num_tasks < 1:
+        raise InputError(f"a stream needs at least one task, not {num_tasks}")
+    return num_tasks

@@ -1,0 +1,211 @@
+"""Streams: what each task holds, and that everything random is a function of (seed, trial, task)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engram import InputError, streams
+from engram.data.batches import as_floats, batches_of, num_batches
+from engram.data.samples import Dataset, Samples
+from engram.data.sources import load
+from engram.data.streams import as_colour_32, removal_probabilities
+from engram.seeding import derive_seed, generator
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("mnist-small")
+
+
+def pictures(name: str, channels: int, side: int, count: int = 20) -> Dataset:
+    def samples(seed: int) -> Samples:
+        random = torch.Generator().manual_seed(seed)
+        inputs = torch.randint(1, 256, (count, channels, side, side), generator=random, dtype=torch.uint8)
+        return Samples(inputs, torch.arange(count) % 10)
+
+    return Dataset(name, samples(0), samples(1), "published")
+
+
+def test_permuted_tasks_are_permutations_of_the_same_pixels(digits) -> None:
+    stream = streams.permuted(digits, num_tasks=3)
+    assert len(stream) == 3
+    assert stream.num_classes == 10
+    for task in stream.tasks:
+        assert sorted(task.permutation.tolist()) == list(range(784))
+        assert task.classes == tuple(range(10))
+        assert task.train is digits.train, "the pixels are there once"
+    assert not torch.equal(stream[0].permutation, stream[1].permutation)
+    assert not torch.equal(stream[0].permutation, torch.arange(784)), "the paper permutes every task, the first too"
+
+
+def test_a_permutation_is_applied_to_train_and_test_alike(digits) -> None:
+    task = streams.permuted(digits, num_tasks=1)[0]
+    for samples in (task.train, task.test):
+        inputs, _ = next(batches_of(samples, 5, permutation=task.permutation))
+        raw = samples.inputs[:5].flatten(1)
+        for i in range(5):
+            expected = [int(raw[i, p]) for p in task.permutation.tolist()]
+            assert (inputs[i].flatten() * 255).round().int().tolist() == expected
+
+
+def test_streams_depend_on_seed_trial_and_task_and_on_nothing_else(digits) -> None:
+    def permutations(**place) -> list[list[int]]:
+        return [task.permutation.tolist() for task in streams.permuted(digits, num_tasks=3, **place).tasks]
+
+    torch.manual_seed(1)
+    reference = permutations(seed=4, trial=7)
+    torch.manual_seed(2)
+    torch.rand(100)
+    assert permutations(seed=4, trial=7) == reference
+    assert permutations(seed=4, trial=6) != reference
+    assert permutations(seed=5, trial=7) != reference
+    longer = streams.permuted(digits, num_tasks=5, seed=4, trial=7)
+    assert [task.permutation.tolist() for task in longer.tasks[:3]] == reference
+
+
+def test_imbalanced_removes_each_class_with_its_own_probability(digits) -> None:
+    stream = streams.imbalanced(digits, num_tasks=4)
+    removal = removal_probabilities(4, 10)
+    for n, task in enumerate(stream.tasks):
+        kept = task.train.targets.bincount(minlength=10)
+        for c in range(10):
+            expected, spread = 1000 * (1 - removal[n, c]), (1000 * removal[n, c] * (1 - removal[n, c])) ** 0.5
+            assert abs(kept[c] - expected) < 5 * spread + 1
+        assert task.test is digits.test, "test samples are not removed"
+    assert removal.min() < 0.1
+    assert removal.max() > 0.9
+
+
+def test_removal_probabilities_are_the_same_in_all_experiments(digits) -> None:
+    def sizes(**place) -> list[int]:
+        return [len(task.train) for task in streams.imbalanced(digits, num_tasks=2, **place).tasks]
+
+    assert torch.equal(removal_probabilities(2, 10), removal_probabilities(5, 10)[:2])
+    assert not torch.equal(removal_probabilities(2, 10), removal_probabilities(2, 10, imbalance_seed=1))
+    first, other_trial = sizes(seed=0, trial=0), sizes(seed=9, trial=3)
+    assert first != other_trial, "which samples go is drawn anew"
+    assert np.allclose(first, other_trial, rtol=0.05), "but with the same probabilities"
+    assert not np.allclose(first, sizes(imbalance_seed=1), rtol=0.05)
+
+
+def test_split_has_five_pairs_of_digits(digits) -> None:
+    stream = streams.split(digits)
+    assert [task.classes for task in stream.tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert [task.name for task in stream.tasks] == ["0/1", "2/3", "4/5", "6/7", "8/9"]
+    assert stream.num_classes == 10
+    for task in stream.tasks:
+        assert set(task.train.targets.tolist()) == set(task.classes) == set(task.test.targets.tolist())
+        assert (len(task.train), len(task.test)) == (2000, 400)
+
+
+def test_mixture_is_colour_of_32_with_outputs_of_its_own_a_task() -> None:
+    stream = streams.mixture([pictures("grey", 1, 28), pictures("colour", 3, 32)])
+    assert stream.input_shape == (3, 32, 32)
+    assert stream.num_classes == 20
+    assert [task.classes for task in stream.tasks] == [tuple(range(10)), tuple(range(10, 20))]
+    grey, colour = stream.tasks
+    assert set(grey.train.targets.tolist()) == set(range(10))
+    assert set(colour.train.targets.tolist()) == set(range(10, 20))
+    original = pictures("grey", 1, 28).train.inputs
+    assert torch.equal(grey.train.inputs[:, :, 2:30, 2:30], original.expand(-1, 3, -1, -1))
+    assert grey.train.inputs.sum() == 3 * original.sum(), "the border is zero"
+    assert torch.equal(colour.train.inputs, pictures("colour", 3, 32).train.inputs)
+
+
+def test_as_colour_32_pads_all_sides_alike() -> None:
+    image = as_colour_32(torch.ones(1, 1, 28, 28, dtype=torch.uint8))
+    assert torch.equal(image, image.flip(2))
+    assert torch.equal(image, image.flip(3))
+
+
+def test_from_arrays_takes_numpy_and_torch() -> None:
+    random = np.random.default_rng(0)
+    first = (random.normal(size=(8, 5)), np.arange(8) % 3, random.normal(size=(4, 5)), np.arange(4) % 3)
+    second = (torch.randn(6, 5), torch.arange(6) % 4, torch.randn(2, 5), torch.tensor([0, 3], dtype=torch.int32))
+    stream = streams.from_arrays([first, second])
+    assert stream.num_classes == 4
+    assert stream.input_shape == (5,)
+    assert [task.classes for task in stream.tasks] == [(0, 1, 2, 3)] * 2
+    assert stream[0].train.inputs.dtype == torch.float32
+    own = streams.from_arrays([first, second], classes=[(0, 1, 2), (0, 1, 2, 3)], names=["a", "b"])
+    assert [(task.name, task.classes) for task in own.tasks] == [("a", (0, 1, 2)), ("b", (0, 1, 2, 3))]
+
+
+GOOD = (np.zeros((4, 2)), np.array([0, 1, 0, 1]), np.zeros((2, 2)), np.array([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "options", "sentence"),
+    [
+        ([], {}, "at least one task"),
+        ([(*GOOD[:1], GOOD[1][:3], *GOOD[2:])], {}, "4 inputs but 3 targets"),
+        ([(GOOD[0], GOOD[1] * 0.5, *GOOD[2:])], {}, "whole class numbers"),
+        ([(GOOD[0], GOOD[1] - 1, *GOOD[2:])], {}, "label -1"),
+        ([GOOD], {"num_classes": 1}, "label 1"),
+        ([(GOOD[0] * np.nan, *GOOD[1:])], {}, "NaN or infinity"),
+        ([GOOD, (np.zeros((4, 3)), *GOOD[1:])], {}, r"shape \(3,\), those of the first task \(2,\)"),
+        ([(*GOOD[:2], np.zeros((0, 2)), np.zeros(0, int))], {}, "empty"),
+        ([GOOD], {"classes": [(0, 1), (1,)]}, "1 tasks but 2 groups"),
+        ([GOOD], {"classes": [(0, 5)], "num_classes": 2}, r"lie in 0\.\.1"),
+    ],
+)
+def test_bad_arrays_are_refused(tasks, options, sentence) -> None:
+    with pytest.raises(InputError, match=sentence):
+        streams.from_arrays(tasks, **options)
+
+
+def test_bad_numbers_of_tasks_are_refused(digits) -> None:
+    for make in (
+        lambda: streams.permuted(digits, num_tasks=0),
+        lambda: streams.imbalanced(digits, num_tasks=-1),
+        lambda: streams.split(digits, num_tasks=6),
+        lambda: streams.mixture([pictures("grey", 1, 28)], num_tasks=2),
+    ):
+        with pytest.raises(InputError, match="task"):
+            make()
+
+
+def test_a_moved_stream_still_has_shared_samples_once(digits) -> None:
+    stream = streams.permuted(digits, num_tasks=3).to("cpu")
+    assert stream[0].train is stream[2].train
+
+
+def test_batches_cover_every_sample_once_in_an_order_that_is_given() -> None:
+    samples = Samples(torch.arange(23.0)[:, None], torch.arange(23))
+    for order in (None, generator(0, "order", 1, 2, 3)):
+        seen = list(batches_of(samples, 5, order=order))
+        assert [len(targets) for _, targets in seen] == [5, 5, 5, 5, 3]
+        assert len(seen) == num_batches(23, 5)
+        targets = torch.cat([t for _, t in seen])
+        assert sorted(targets.tolist()) == list(range(23))
+        assert torch.equal(torch.cat([x for x, _ in seen])[:, 0], targets.float())
+    assert targets.tolist() != list(range(23))
+    again = torch.cat([t for _, t in batches_of(samples, 5, order=generator(0, "order", 1, 2, 3))])
+    assert torch.equal(again, targets)
+
+
+def test_pixels_become_fractions_and_floats_stay() -> None:
+    assert as_floats(torch.tensor([[0, 51, 255]], dtype=torch.uint8)).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
+    assert as_floats(torch.tensor([[3.5]])).tolist() == [[3.5]]
+
+
+def test_seeds_differ_by_every_part_of_their_place() -> None:
+    places = [
+        (0, "a"),
+        (1, "a"),
+        (0, "b"),
+        (0, "a", 0),
+        (0, "a", 1),
+        (0, "a", 0, 1),
+        (0, "a", 1, 0),
+        (0, "a", 10),
+        (0, "a", 0, 1, 2),
+    ]
+    seeds = [derive_seed(*place) for place in places]
+    assert len(set(seeds)) == len(places)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(0, "order", 7, 3, 1) == 8545335507777531823, (
+        "published numbers depend on it: it must never change"
+    )
