@@ -1,0 +1,34 @@
+"""Engram: Differentiable Hebbian Consolidation, for networks that learn task after task without forgetting."""
+
+from engram.config import Config, load_config
+from engram.data import streams
+from engram.errors import DivergedError, InputError, NotFiniteError
+from engram.experiment import run
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.heads import MatchedSoftmax, PlainSoftmax
+from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
+from engram.presets import preset
+from engram.results import Result
+from engram.version import __version__
+
+__all__ = [
+    "EWC",
+    "MAS",
+    "SI",
+    "Config",
+    "DHPSoftmax",
+    "DivergedError",
+    "InputError",
+    "MatchedSoftmax",
+    "NoPenalty",
+    "NotFiniteError",
+    "OnlineEWC",
+    "Penalty",
+    "PlainSoftmax",
+    "Result",
+    "__version__",
+    "load_config",
+    "preset",
+    "run",
+    "streams",
+]

@@ -1,0 +1,101 @@
+"""From settings to the things they stand for: stream, model, penalty, device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engram.config import Config
+from engram.data import streams
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.data.streams import Stream
+from engram.errors import InputError
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.heads import MatchedSoftmax, PlainSoftmax
+from engram.nn.networks import Network, cnn_features, mlp_features
+from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
+from engram.presets import MIXTURE
+from engram.seeding import derive_seed
+
+
+def dataset_names(config: Config) -> tuple[str, ...]:
+    """The datasets that an experiment needs."""
+    return MIXTURE[: config.num_tasks] if config.dataset == "five-datasets" else (config.dataset,)
+
+
+def load_datasets(config: Config, folder: str | Path | None) -> list[Dataset]:
+    return [load(name, folder) for name in dataset_names(config)]
+
+
+def build_stream(config: Config, trial: int, datasets: Sequence[Dataset]) -> Stream:
+    """The tasks of one trial."""
+    if config.benchmark == "vision-mixture":
+        return streams.mixture(datasets, num_tasks=config.num_tasks)
+    (dataset,) = datasets
+    if config.benchmark == "split-mnist":
+        return streams.split(dataset, num_tasks=config.num_tasks)
+    if config.benchmark == "permuted-mnist":
+        return streams.permuted(dataset, num_tasks=config.num_tasks, seed=config.seed, trial=trial)
+    return streams.imbalanced(
+        dataset,
+        num_tasks=config.num_tasks,
+        seed=config.seed,
+        trial=trial,
+        imbalance_seed=config.imbalance_seed,
+    )
+
+
+def build_model(config: Config, trial: int, input_shape: Sequence[int], num_classes: int) -> Network:
+    """The network of one trial. All methods of a trial begin with the same features and slow weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "weights", trial))
+        if config.network == "mlp":
+            features = mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
+        else:
+            channels, side, _ = input_shape
+            features = cnn_features(channels, side, config.hidden, config.leaky_slope)
+        return Network(features, build_head(config, num_classes))
+
+
+def build_head(config: Config, num_classes: int) -> nn.Module:
+    width = config.hidden[-1]
+    if config.plastic:
+        return DHPSoftmax(width, num_classes, eta=config.eta, alpha=config.alpha, eta_range=config.eta_range)
+    if config.baseline_head == "matched":
+        return MatchedSoftmax(width, num_classes)
+    return PlainSoftmax(width, num_classes)
+
+
+def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
+    if config.strength is None or config.penalty is None:
+        return NoPenalty(model)
+    if config.penalty == "si":
+        return SI(model, strength=config.strength, xi=config.xi, regularize_alpha=config.regularize_alpha)
+    if config.penalty == "mas":
+        return MAS(model, strength=config.strength, regularize_alpha=config.regularize_alpha)
+    kind = {"ewc": EWC, "online-ewc": OnlineEWC}[config.penalty]
+    return kind(
+        model,
+        strength=config.strength,
+        labels=config.fisher_labels,
+        seed=derive_seed(config.seed, "fisher", trial),
+        regularize_alpha=config.regularize_alpha,
+        **({"gamma": config.gamma} if kind is OnlineEWC else {}),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # also refuses "meta", which computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError) as reason:
+        raise InputError(f"there is no device {name!r} here; use auto, cpu, or cuda where there is a GPU") from reason
+    return device

@@ -1,0 +1,185 @@
+"""The settings of an experiment: one method on one benchmark, over some trials. Every default lives here, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engram.errors import InputError, check_choice
+
+BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
+PENALTIES = ("si", "ewc", "online-ewc", "mas")
+METHODS = ("finetune", "dhp", *(head + penalty for penalty in PENALTIES for head in ("", "dhp+")))
+PAPER_METHODS = tuple(method for method in METHODS if method not in ("ewc", "dhp+ewc"))
+LARGEST = 3.4e38  # of the 32-bit numbers that networks compute with
+DATASETS = ("mnist", "mnist-small", "fashion-mnist", "notmnist", "five-datasets")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that a result depends on, but for the data themselves. `engram.preset` fills in the paper's values."""
+
+    benchmark: str
+    method: str
+
+    trials: int = 10
+    seed: int = 0
+
+    # the stream
+    dataset: str = "mnist"
+    num_tasks: int = 10
+    imbalance_seed: int = 0  # of the removal probabilities; the same in all experiments
+
+    # the network
+    network: str = "mlp"
+    hidden: tuple[int, ...] = (400, 400)
+    leaky_slope: float = 0.01
+
+    # the head: plastic for the methods with "dhp", else the baseline
+    eta: float = 1e-3
+    eta_range: str = "unit"
+    alpha: str = "synapse"
+    baseline_head: str = "matched"
+
+    # the penalty; None for the methods without
+    strength: float | None = None
+    penalty_step: str = "proximal"
+    regularize_alpha: bool = False
+    gamma: float = 1.0  # Online EWC
+    fisher_labels: str = "true"  # EWC and Online EWC
+    xi: float = 0.1  # SI
+
+    # training by plain SGD
+    epochs: int = 20
+    batch_size: int = 64
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_choice("benchmark", self.benchmark, BENCHMARKS)
+        check_choice("method", self.method, METHODS)
+        check_choice("dataset", self.dataset, DATASETS)
+        if (self.dataset == "five-datasets") != (self.benchmark == "vision-mixture"):
+            raise InputError(f"the dataset of {self.benchmark} cannot be {self.dataset!r}")
+        check_choice("network", self.network, ("mlp", "cnn"))
+        check_choice("eta_range", self.eta_range, ("unit", "unbounded"))
+        check_choice("alpha", self.alpha, ("synapse", "uniform"))
+        check_choice("baseline_head", self.baseline_head, ("matched", "plain"))
+        check_choice("penalty_step", self.penalty_step, ("proximal", "gradient"))
+        check_choice("fisher_labels", self.fisher_labels, ("true", "sampled", "exact"))
+        for name in ("trials", "num_tasks", "epochs", "batch_size"):
+            _check(name, getattr(self, name) >= 1, self, "at least 1")
+        for name in ("seed", "imbalance_seed"):
+            _check(name, getattr(self, name) >= 0, self, "at least 0")
+        _check(
+            "hidden",
+            len(self.hidden) > 0 and all(width >= 1 for width in self.hidden),
+            self,
+            "widths of at least 1",
+        )
+        _check("leaky_slope", 0 <= self.leaky_slope <= 1, self, "in [0, 1]")
+        _check("eta", abs(self.eta) <= LARGEST, self, "a number")
+        _check("eta", self.eta_range == "unbounded" or 0 <= self.eta <= 1, self, "in [0, 1]")
+        _check("learning_rate", 0 < self.learning_rate <= LARGEST, self, "above 0")
+        _check("gamma", 0 <= self.gamma <= 1, self, "in [0, 1]")
+        _check("xi", 0 < self.xi <= LARGEST, self, "above 0")
+        if self.penalty is not None or self.strength is not None:
+            known = self.strength is not None and 0 < self.strength <= LARGEST
+            _check("strength", known, self, "above 0")
+
+    @property
+    def plastic(self) -> bool:
+        """Whether the method has the DHP Softmax as its head."""
+        return self.method.split("+")[0] == "dhp"
+
+    @property
+    def penalty(self) -> str | None:
+        """The method's consolidation, or None."""
+        last = self.method.split("+")[-1]
+        return last if last in PENALTIES else None
+
+    def replace(self, **changes: Any) -> Config:
+        """The same settings but for some; unknown names and values of the wrong type are refused."""
+        return from_dict({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+
+    def to_toml(self) -> str:
+        """One `name = value` a line; what is None is left out."""
+        settings = ((name, value) for name, value in self.to_dict().items() if value is not None)
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def from_dict(settings: Mapping[str, Any]) -> Config:
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    values = {}
+    for name, value in settings.items():
+        check_choice("setting", name, tuple(fields))
+        values[name] = _as_type(name, value, str(fields[name].type))
+    missing = {"benchmark", "method"} - set(values)
+    if missing:
+        raise InputError(f"the settings do not name a {min(missing)}")
+    return Config(**values)
+
+
+def load_config(path: str | Path) -> Config:
+    """Read settings from a .toml or .json file."""
+    path = Path(path)
+    read = {".toml": tomllib.loads, ".json": json.loads}.get(path.suffix)
+    if read is None:
+        raise InputError(f"settings are read from a .toml or a .json file, not from {path}")
+    try:
+        settings = read(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise InputError("they are not a table of names and values")
+        return from_dict(settings)
+    except (OSError, ValueError, RecursionError) as reason:
+        raise InputError(f"cannot use the settings in {path}: {reason}") from reason
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """A setting as a person types it: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise InputError(f"a setting is written name=value, not {text!r}")
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(Config)}
+    check_choice("setting", name, kinds)
+    if kinds[name] == "str":
+        return {name: value}
+    try:
+        return {name: json.loads(value)}
+    except (ValueError, RecursionError):
+        shown = value if len(value) <= 40 else value[:40] + "…"
+        raise InputError(f"{name} must be {_in_words(kinds[name])}, not {shown!r}") from None
+
+
+def _check(name: str, holds: bool, config: Config, rule: str) -> None:
+    if not holds:
+        raise InputError(f"{name} must be {rule}, not {getattr(config, name)}")
+
+
+def _as_type(name: str, value: Any, kind: str) -> Any:
+    """The value as the type that its field declares; a whole number serves as a float."""
+    if value is None and "None" in kind:
+        return None
+    kind = kind.removesuffix(" | None")
+    if kind == "tuple[int, ...]" and isinstance(value, list | tuple) and all(type(v) is int for v in value):
+        return tuple(value)
+    if kind == "float" and type(value) in (int, float) and abs(value) <= LARGEST:
+        return float(value)
+    if type(value).__name__ == kind:
+        return value
+    raise InputError(f"{name} must be {_in_words(kind)}, not {value!r}")
+
+
+def _in_words(kind: str) -> str:
+    words = {"str": "a word", "int": "a whole number", "float": "a number", "bool": "true or false"}
+    return words.get(kind.removesuffix(" | None"), "a list of whole numbers")

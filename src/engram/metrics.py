@@ -1,0 +1,103 @@
+"""What an accuracy matrix says, as pure functions of it.
+
+R[i, j] is the accuracy on task j after learning task i, both counted from 0; all functions take leading axes
+(trials) as well, and all values are fractions in [0, 1]. Entries that were not measured are NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+def average_accuracy(matrix: ArrayLike) -> Array:
+    """After each task n, the mean accuracy over the tasks learned so far:  1/n Σ_{j≤n} R[n, j]. Shape (..., T)."""
+    r = _square(matrix)
+    return np.stack([r[..., n, : n + 1].mean(axis=-1) for n in range(r.shape[-1])], axis=-1)
+
+
+def first_task(matrix: ArrayLike) -> Array:
+    """After each task, the accuracy on the first one:  R[n, 0]. Memory. Shape (..., T)."""
+    return _square(matrix)[..., :, 0]
+
+
+def latest_task(matrix: ArrayLike) -> Array:
+    """After each task, the accuracy on that very task:  R[n, n]. Flexibility. Shape (..., T)."""
+    return np.diagonal(_square(matrix), axis1=-2, axis2=-1).copy()
+
+
+def backward_transfer(matrix: ArrayLike) -> Array:
+    """The paper's BWT = 1/(T−1) Σ_{i<T} (R[T, i] − R[i, i]): below zero is forgetting. NaN for a single task."""
+    r = _square(matrix)
+    if r.shape[-1] == 1:
+        return np.full(r.shape[:-2], np.nan)
+    return (r[..., -1, :-1] - latest_task(r)[..., :-1]).mean(axis=-1)
+
+
+def forgetting(matrix: ArrayLike) -> Array:
+    """Mean over earlier tasks of the best accuracy there ever was, less the final one (Chaudhry et al. 2018)."""
+    r = _square(matrix)
+    num_tasks = r.shape[-1]
+    if num_tasks == 1:
+        return np.full(r.shape[:-2], np.nan)
+    best = np.stack([r[..., j:-1, j].max(axis=-1) for j in range(num_tasks - 1)], axis=-1)
+    return (best - r[..., -1, :-1]).mean(axis=-1)
+
+
+def forward_transfer(matrix: ArrayLike, untrained: ArrayLike) -> Array:
+    """Mean over later tasks of the accuracy just before learning them, less that of the untrained network.
+
+    FWT = 1/(T−1) Σ_{i>1} (R[i−1, i] − b[i])   (Lopez-Paz and Ranzato 2017)
+    """
+    r, b = _square(matrix), np.asarray(untrained, dtype=float)
+    if r.shape[-1] == 1:
+        return np.full(r.shape[:-2], np.nan)
+    before = np.diagonal(r, offset=1, axis1=-2, axis2=-1)
+    return (before - b[..., 1:]).mean(axis=-1)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over trials with its standard error (NaN for fewer than two) and 95% interval."""
+
+    mean: float
+    sem: float
+    low: float
+    high: float
+    num_trials: int
+
+
+def estimate(values: ArrayLike) -> Estimate:
+    """Mean, SEM and Student's 95% interval of the finite values."""
+    v = np.asarray(values, dtype=float)
+    v = v[np.isfinite(v)]
+    n = len(v)
+    if n == 0:
+        return Estimate(math.nan, math.nan, math.nan, math.nan, 0)
+    mean = float(v.mean())
+    if n == 1:
+        return Estimate(mean, math.nan, math.nan, math.nan, 1)
+    from scipy.stats import t  # late: it costs more to import than everything else here
+
+    sem = float(v.std(ddof=1) / math.sqrt(n))
+    reach = float(t.ppf(0.975, n - 1)) * sem
+    return Estimate(mean, sem, mean - reach, mean + reach, n)
+
+
+def paired_difference(values: ArrayLike, baseline: ArrayLike) -> Estimate:
+    """values − baseline, trial by trial. A pair with a missing side is left out."""
+    a, b = np.asarray(values, dtype=float), np.asarray(baseline, dtype=float)
+    shared = min(len(a), len(b))
+    return estimate(a[:shared] - b[:shared])
+
+
+def _square(matrix: ArrayLike) -> Array:
+    r = np.asarray(matrix, dtype=float)
+    if r.ndim < 2 or r.shape[-1] != r.shape[-2] or r.shape[-1] == 0:
+        raise ValueError(f"an accuracy matrix is square in its last two axes, not of shape {r.shape}")
+    return r

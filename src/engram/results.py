@@ -1,0 +1,234 @@
+"""What a run leaves behind: written atomically, read back exactly.
+
+A run's folder holds `run.json` (what was run, with which versions, on which data), `log.txt`, and for each method
+a folder with its `config.toml`, `accuracy.json` (the accuracy matrices) and `dynamics.csv` (loss, η, ‖Hebb‖ and
+‖α‖ over time).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engram import metrics
+from engram.config import METHODS, Config, load_config
+from engram.errors import InputError
+from engram.metrics import Array
+from engram.version import __version__
+
+FORMAT = 1  # of all files of a run; raised when an older reader would misread them
+DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm")
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a trial's loss stopped being a number; all counted from 0."""
+
+    trial: int
+    task: int
+    step: int
+
+    def __str__(self) -> str:
+        place = f"in task {self.task + 1}, step {self.step + 1}"
+        return f"trial {self.trial + 1} diverged {place}: its loss became NaN or infinite"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method's outcome. What was not measured, after a divergence say, is NaN."""
+
+    config: Config
+    accuracy: Array  # (trials, tasks, tasks): [k, i, j] on task j after learning task i, in trial k
+    untrained: Array  # (trials, tasks): on each task before learning anything
+    dynamics: list[dict[str, float]] = field(default_factory=list)  # rows of DYNAMICS
+    diverged: list[Divergence] = field(default_factory=list)
+    data: list[dict[str, Any]] = field(default_factory=list)  # which datasets, and how many samples
+
+    @property
+    def average_accuracy(self) -> Array:
+        """(trials, tasks): after each task, the mean over the tasks so far."""
+        return metrics.average_accuracy(self.accuracy)
+
+    @property
+    def bwt(self) -> Array:
+        """(trials,): the paper's backward transfer."""
+        return metrics.backward_transfer(self.accuracy)
+
+    @property
+    def forgetting(self) -> Array:
+        return metrics.forgetting(self.accuracy)
+
+    @property
+    def forward_transfer(self) -> Array:
+        return metrics.forward_transfer(self.accuracy, self.untrained)
+
+    @property
+    def first_task(self) -> Array:
+        """(trials, tasks): after each task, the accuracy on the first."""
+        return metrics.first_task(self.accuracy)
+
+    @property
+    def latest_task(self) -> Array:
+        """(trials, tasks): after each task, the accuracy on that task."""
+        return metrics.latest_task(self.accuracy)
+
+    def save(self, path: str | Path) -> None:
+        """Write the result into a new or empty folder; what a folder already holds is never overwritten."""
+        write_result(self, claim_folder(path))
+
+
+def claim_folder(path: str | Path) -> Path:
+    """Make a folder for results, or take an empty one."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = next(folder.iterdir(), None)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as reason:
+        raise InputError(f"cannot write to {folder}: {reason.strerror or reason}") from reason
+    if taken is not None:
+        holds = "already holds a run" if (folder / "run.json").exists() else f"is not empty (it holds {taken.name})"
+        raise InputError(f"{folder} {holds}, and results are never overwritten: name another folder")
+    return folder
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Write, or write anew, the files of one method; each is whole at every moment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.toml", result.config.to_toml())
+    write_atomically(folder / "dynamics.csv", _to_csv(result.dynamics))
+    content = {
+        "format": FORMAT,
+        "accuracy": _without_nan(result.accuracy.tolist()),
+        "untrained": _without_nan(result.untrained.tolist()),
+        "diverged": [asdict(divergence) for divergence in result.diverged],
+        "data": result.data,
+    }
+    write_atomically(folder / "accuracy.json", json.dumps(content) + "\n")
+
+
+def read_result(folder: str | Path) -> Result:
+    """Read back what `write_result` wrote."""
+    folder = Path(folder)
+    config = load_config(folder / "config.toml")
+    path = folder / "accuracy.json"
+    content = read_json(path)
+    _check_format(content, path)
+    try:
+        accuracy, untrained = _with_nan(content["accuracy"]), _with_nan(content["untrained"])
+        diverged = [Divergence(**entry) for entry in content["diverged"]]
+        data = [{key: record[key] for key in ("name", "origin", "train", "test")} for record in content["data"]]
+    except (KeyError, TypeError, ValueError) as reason:
+        raise InputError(f"{path} is not a result of Engram, or is damaged ({reason!r})") from reason
+    num_trials, num_tasks = len(accuracy) if accuracy.ndim else 0, config.num_tasks
+    if num_trials == 0 or accuracy.shape[1:] != (num_tasks, num_tasks) or untrained.shape != (num_trials, num_tasks):
+        raise InputError(f"{path} is damaged: its tables are not of {num_tasks} tasks")
+    return Result(config, accuracy, untrained, _from_csv(folder / "dynamics.csv"), diverged, data)
+
+
+def read_run(folder: str | Path) -> tuple[dict[str, Any], list[Result]]:
+    """A run's description, and the results of all its methods that have any so far, in the order of the run."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}")
+    if not (folder / "run.json").exists():
+        raise InputError(f"{folder} does not hold a run: it has no run.json")
+    description = read_json(folder / "run.json")
+    _check_format(description, folder / "run.json")
+    methods = description.get("methods")
+    if not isinstance(methods, list) or not set(map(str, methods)) <= set(METHODS):
+        raise InputError(f"{folder / 'run.json'} is not a run of Engram, or is damaged")
+    results = [read_result(folder / method) for method in methods if (folder / method / "accuracy.json").exists()]
+    if not results:
+        raise InputError(f"the run in {folder} has no results yet")
+    return description, results
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as reason:
+        raise InputError(f"cannot read {path}: {reason}") from reason
+
+
+def _check_format(content: Any, path: Path) -> None:
+    written = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(written, int):
+        raise InputError(f"{path} is not a file of Engram, or is damaged")
+    if written > FORMAT:
+        raise InputError(f"{path} was written by a newer version of Engram")
+
+
+def write_atomically(path: Path, text: str | bytes) -> None:
+    """Write a file so that it is either the old or the new one, whole, whatever happens in between."""
+    data = text.encode() if isinstance(text, str) else text
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def versions() -> dict[str, str]:
+    """Of everything that the numbers may depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "engram": __version__,
+        **{package: metadata.version(package) for package in ("torch", "numpy", "scipy")},
+    }
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if value != value else value
+
+
+def _with_nan(value: Any) -> Array:
+    return np.array(value, dtype=float)  # None becomes NaN
+
+
+def _to_csv(rows: list[dict[str, float]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, DYNAMICS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _from_csv(path: Path) -> list[dict[str, float]]:
+    whole = {"trial", "task", "epoch", "step"}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        if tuple(reader.fieldnames or ()) != DYNAMICS:
+            raise ValueError(f"its columns are not {', '.join(DYNAMICS)}")
+        return [{name: int(row[name]) if name in whole else float(row[name]) for name in DYNAMICS} for row in rows]
+    except (OSError, KeyError, TypeError, ValueError) as reason:
+        raise InputError(f"cannot read {path}: {reason}") from reason

@@ -1,0 +1,198 @@
+"""Training, evaluation and whole experiments, on small data of its own and on real digits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import engram
+from engram import NoPenalty, preset, streams
+from engram.build import build_model, build_penalty, build_stream
+from engram.config import METHODS
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.evaluate import accuracy, evaluate
+from engram.experiment import Progress, run_on
+from engram.masking import mask_logits
+from engram.train import run_stream
+
+
+def two_blobs(num_tasks: int = 3, per_class: int = 40) -> streams.Stream:
+    """Two well separated classes a task, elsewhere in each task."""
+    random = np.random.default_rng(0)
+
+    def samples() -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(2 * per_class) % 2
+        return random.normal(size=(2 * per_class, 4)) * 0.1, labels
+
+    tasks = []
+    for n in range(num_tasks):
+        (x, y), (tx, ty) = samples(), samples()
+        centres = random.normal(size=(2, 4))
+        tasks.append((x + centres[y], y + 2 * n, tx + centres[ty], ty + 2 * n))
+    return streams.from_arrays(tasks, classes=[(2 * n, 2 * n + 1) for n in range(num_tasks)])
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("mnist-small")
+
+
+def few_digits(digits: Dataset, per_split: int = 600) -> Dataset:
+    return Dataset("mnist-small", digits.train[slice(per_split)], digits.test[slice(200)], "published")
+
+
+class Constant(nn.Module):
+    """Answers with fixed logits."""
+
+    def __init__(self, logits: list[float]):
+        super().__init__()
+        self.logits = torch.tensor(logits)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(len(inputs), -1)
+
+
+def test_accuracy_counts_the_largest_of_the_task_s_own_logits() -> None:
+    stream = two_blobs(num_tasks=2)
+    assert accuracy(Constant([0.0, 1.0, 5.0, 9.0]), stream[0]) == 0.5
+    always_first = Constant([1.0, 0.0, 9.0, 9.0])
+    labels = stream[0].test.targets
+    assert accuracy(always_first, stream[0]) == (labels == 0).float().mean().item()
+    assert evaluate(always_first, stream.tasks) == [0.5, accuracy(always_first, stream[1])]
+
+
+def test_evaluation_leaves_mode_trace_and_statistics_alone() -> None:
+    model = engram.nn.networks.Network(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), engram.DHPSoftmax(5, 6))
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    evaluate(model, two_blobs().tasks)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_masked_logits_get_no_probability_and_no_gradient() -> None:
+    logits = torch.randn(3, 4, requires_grad=True)
+    p = mask_logits(logits, (1, 3)).softmax(dim=1)
+    assert torch.equal(p[:, [0, 2]], torch.zeros(3, 2))
+    torch.testing.assert_close(p[:, [1, 3]], logits[:, [1, 3]].softmax(dim=1))
+    p[:, 1].sum().backward()
+    assert torch.equal(logits.grad[:, [0, 2]], torch.zeros(3, 2))
+    assert mask_logits(logits, None) is logits
+
+
+@pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_every_task(method: str, penalty_step: str) -> None:
+    config = preset("split-mnist", method, num_tasks=3, hidden=[16], epochs=15, batch_size=8, learning_rate=0.1)
+    config = config.replace(penalty_step=penalty_step, strength=config.penalty and 0.01)
+    stream = two_blobs()
+    model = build_model(config, 0, stream.input_shape, stream.num_classes)
+    outcome = run_stream(model, build_penalty(config, 0, model), stream, config, 0)
+    assert outcome.diverged is None
+    assert [len(row) for row in outcome.rows] == [2, 3, 3], "each task so far, and the next one for forward transfer"
+    assert all(row[n] > 0.95 for n, row in enumerate(outcome.rows))
+    steps = [record.step for record in outcome.records if record.task == 1]
+    assert steps[-1] + 1 == 15 * 10
+    assert steps == sorted(steps)
+    plastic = [record.eta for record in outcome.records]
+    assert np.isfinite(plastic).all() if config.plastic else np.isnan(plastic).all()
+
+
+def test_a_trial_is_the_same_alone_or_among_others(digits) -> None:
+    small = few_digits(digits)
+    config = preset("permuted-mnist", "dhp+si", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[20], trials=3)
+    together = run_on(config, [small], device="cpu")
+    alone = []
+    for trial in (2, 0, 1):
+        stream = build_stream(config, trial, [small])
+        model = build_model(config, trial, stream.input_shape, stream.num_classes)
+        alone.append((trial, run_stream(model, build_penalty(config, trial, model), stream, config, trial)))
+    for trial, outcome in alone:
+        assert outcome.untrained == together.untrained[trial].tolist()
+        for i, row in enumerate(outcome.rows):
+            assert together.accuracy[trial, i, : len(row)].tolist() == row
+        own = [row for row in together.dynamics if row["trial"] == trial]
+        assert [record.loss for record in outcome.records] == [row["loss"] for row in own]
+
+
+def test_the_same_config_gives_the_same_result_and_another_seed_another(digits) -> None:
+    small = few_digits(digits)
+    config = preset("split-mnist", "dhp+mas", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[20], trials=2)
+    first, second = (run_on(config, [small], device="cpu") for _ in range(2))
+    assert np.array_equal(first.accuracy, second.accuracy, equal_nan=True)
+    assert first.dynamics == second.dynamics
+    assert first.dynamics != run_on(config.replace(seed=1), [small], device="cpu").dynamics
+
+
+def test_finetune_forgets_and_consolidation_does_not(digits) -> None:
+    """The point of it all, on real digits: with consolidation the first task is still known after the last."""
+    config = preset(
+        "permuted-mnist", "finetune", dataset="mnist-small", num_tasks=3, epochs=2, batch_size=10,
+        hidden=[50], trials=2, learning_rate=0.05,
+    )  # fmt: skip
+    small = few_digits(digits, 3000)
+    free = run_on(config, [small], device="cpu")
+    held = run_on(config.replace(method="online-ewc", strength=100.0), [small], device="cpu")
+    assert free.latest_task[:, -1].min() > 0.75
+    assert free.bwt.mean() < -0.04
+    assert held.bwt.mean() > free.bwt.mean() + 0.03
+    assert (held.first_task[:, -1] > free.first_task[:, -1]).all()
+
+
+def test_progress_rises_to_one_and_results_come_after_each_trial(digits) -> None:
+    seen: list[Progress] = []
+    config = preset("split-mnist", "finetune", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[8], trials=2)
+    result = run_on(config, [few_digits(digits)], device="cpu", report=seen.append)
+    shares = [progress.share for progress in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert [len(p.result.accuracy) for p in seen if p.result is not None] == [1, 2]
+    rows = [p.row for p in seen if p.row is not None]
+    assert [len(row) for row in rows] == [1, 2, 1, 2]
+    assert rows[-1] == result.accuracy[1, 1].tolist()
+
+
+def test_a_trial_that_diverges_is_marked_and_keeps_what_it_had_learned() -> None:
+    stream = two_blobs()
+    config = preset("split-mnist", "dhp", num_tasks=3, hidden=[8], epochs=2, batch_size=8, learning_rate=0.1)
+    model = build_model(config, 0, stream.input_shape, stream.num_classes)
+
+    class Breaking(NoPenalty):
+        """Ruins the weights at the third step of the second task."""
+
+        steps = 0
+
+        def after_step(self) -> None:
+            self.steps += 1
+            if self.steps == 20 + 3:
+                with torch.no_grad():
+                    model.features[1].weight.fill_(float("nan"))
+
+    outcome = run_stream(model, Breaking(model), stream, config, 0)
+    assert outcome.diverged is not None
+    assert (outcome.diverged.task, outcome.diverged.step) == (1, 3), "the fourth step is the first that sees it"
+    assert str(outcome.diverged) == "the loss became NaN or infinite in task 2, step 4"
+    assert len(outcome.rows) == 1
+
+
+@pytest.mark.parametrize("method", ["finetune", "dhp", "dhp+mas", "si"])
+def test_a_diverging_experiment_ends_with_a_mark_and_nan(digits, method: str) -> None:
+    config = preset(
+        "split-mnist", method, dataset="mnist-small", num_tasks=2, epochs=1, hidden=[8], trials=2, learning_rate=1e18
+    )
+    result = run_on(config, [few_digits(digits)], device="cpu")
+    assert [(d.trial, d.task) for d in result.diverged] == [(0, 0), (1, 0)]
+    assert "trial 2 diverged in task 1, step " in str(result.diverged[1])
+    assert np.isnan(result.accuracy).all()
+    assert np.isfinite(result.untrained).all()
+
+
+def test_run_takes_a_config_and_finds_the_embedded_digits() -> None:
+    config = preset("split-mnist", "dhp", dataset="mnist-small", num_tasks=1, epochs=1, hidden=[8], trials=1)
+    result = engram.run(config)
+    assert result.accuracy.shape == (1, 1, 1)
+    assert result.average_accuracy[0, -1] > 0.5
+    assert result.data == [{"name": "mnist-small", "origin": "published", "train": 10_000, "test": 2_000}]
