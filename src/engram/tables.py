@@ -1,0 +1,134 @@
+"""Results as tables: methods with accuracy, BWT, first and last task, and what DHP adds to each, in pairs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engram import metrics
+from engram.metrics import Estimate
+from engram.presets import PAPER_RESULTS, departures
+from engram.results import Result
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns, the first column to the left and the others to the right, with notes below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+    def to_markdown(self) -> str:
+        lines = [
+            "| " + " | ".join(self.columns) + " |",
+            "|" + "|".join(["---"] + ["---:"] * (len(self.columns) - 1)) + "|",
+            *("| " + " | ".join(row) + " |" for row in self.rows),
+        ]
+        return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def to_csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue()
+
+
+def summary(results: Sequence[Result]) -> Table:
+    """A row a method, after all tasks; the paper's value beside it where the data are the paper's."""
+    with_paper = has_paper_data(results)
+    columns = ["method", "ACC %", "± SEM", "BWT", "first %", "last %"]
+    if with_paper:
+        columns += ["paper %", "paper BWT"]
+    rows = [_summary_row(result, with_paper) for result in results]
+    config = results[0].config
+    trials = max(len(result.accuracy) for result in results)
+    title = f"{config.benchmark} on {config.dataset}, {config.num_tasks} tasks, {_count(trials, 'trial')}"
+    notes = [
+        "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
+        "first, last: the accuracy then on the first and on the last task."
+    ]
+    changed: dict[str, dict[str, None]] = {}  # each setting with its values here (and in the paper), once each
+    for result in results:
+        for name, (here, paper) in departures(result.config).items():
+            changed.setdefault(name, {})[f"{here} ({paper})"] = None
+    if changed:
+        settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
+        notes.append(f"Not the paper's settings: {'; '.join(settings)}.")
+    notes += [
+        f"{record['name']}: of the published form, but other files; {record['train']:,} + {record['test']:,} samples."
+        for record in results[0].data
+        if record["origin"] != "published"
+    ]
+    notes += [
+        f"{result.config.method}: {divergence}; it is left out of the row."
+        for result in results
+        for divergence in result.diverged
+    ]
+    return Table(title, tuple(columns), rows, tuple(notes))
+
+
+def gains(results: Sequence[Result]) -> Table | None:
+    """What the DHP Softmax adds to each method that was run with it and without; None if there is none."""
+    by_method = {result.config.method: result for result in results}
+    rows: list[tuple[str, ...]] = []
+    for method, result in by_method.items():
+        baseline = by_method.get("finetune" if method == "dhp" else method.removeprefix("dhp+"))
+        if result.config.plastic and baseline is not None:
+            accuracy = metrics.paired_difference(result.average_accuracy[:, -1], baseline.average_accuracy[:, -1])
+            transfer = metrics.paired_difference(result.bwt, baseline.bwt)
+            rows.append(
+                (method, *_difference(accuracy, 100, 2), *_difference(transfer, 1, 3), str(accuracy.num_trials))
+            )
+    if not rows:
+        return None
+    columns = ("method", "ACC points", "95% interval", "BWT", "95% interval", "pairs")
+    title = "What the DHP Softmax adds to the same method without it"
+    return Table(title, columns, rows, ("Trials are paired: the same initial weights, tasks and order of samples.",))
+
+
+def has_paper_data(results: Sequence[Result]) -> bool:
+    """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
+    config = results[0].config
+    return not {"dataset", "num_tasks"} & departures(config).keys()
+
+
+def _summary_row(result: Result, with_paper: bool) -> tuple[str, ...]:
+    accuracy = metrics.estimate(result.average_accuracy[:, -1])
+    row = [
+        result.config.method,
+        _number(100 * accuracy.mean, 2),
+        _number(100 * accuracy.sem, 2),
+        _number(metrics.estimate(result.bwt).mean, 3),
+        _number(100 * metrics.estimate(result.first_task[:, -1]).mean, 2),
+        _number(100 * metrics.estimate(result.latest_task[:, -1]).mean, 2),
+    ]
+    if with_paper:
+        paper = PAPER_RESULTS[result.config.benchmark].get(result.config.method)
+        row += ["–", "–"] if paper is None else [f"{paper[0]:.2f}", f"{paper[1]:.2f}"]
+    return tuple(row)
+
+
+def _difference(difference: Estimate, scale: float, digits: int) -> tuple[str, str]:
+    """A difference and its 95% interval."""
+
+    def signed(value: float) -> str:
+        return "–" if math.isnan(value) else f"{_round(scale * value, digits):+.{digits}f}"
+
+    return signed(difference.mean), f"[{signed(difference.low)}, {signed(difference.high)}]"
+
+
+def _number(value: float, digits: int) -> str:
+    return "–" if math.isnan(value) else f"{_round(value, digits):.{digits}f}"
+
+
+def _round(value: float, digits: int) -> float:
+    """Rounded, and never a negative zero, which would be printed with its sign."""
+    return round(value, digits) + 0.0
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
