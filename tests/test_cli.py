@@ -744,3 +744,23 @@ def test_importing_engram_imports_nothing_that_only_some_need() -> None:
     loaded = set(python("import sys, engram; print(*{name.split('.')[0] for name in sys.modules})").split())
     assert loaded & heavy == set()
     assert "engram" in loaded
+
+
+def test_a_kept_config_can_be_run_again(finished: tuple[Path, Outcome], engram: Engram, out: Path) -> None:
+    first = finished[0] / "dhp+si"
+    outcome = engram("run", first / "config.toml", "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    for name in ("config.toml", "accuracy.json", "dynamics.csv"):
+        assert (out / "dhp+si" / name).read_bytes() == (first / name).read_bytes()
+
+
+def test_a_kept_config_has_its_own_method_and_benchmark(
+    finished: tuple[Path, Outcome], engram: Engram, tmp_path: Path, out: Path
+) -> None:
+    config = finished[0] / "dhp+si" / "config.toml"
+    assert "names its own method" in engram.refusal("run", config, "--methods", "dhp", "--out", out)
+    own = tmp_path / "own.toml"
+    own.write_text('benchmark = "own"\nmethod = "dhp"\ndataset = "own"\n')
+    assert "runs from Python" in engram.refusal("run", own, "--out", out)
+    assert "no benchmark 'own'" in engram.refusal("run", "own", "--out", out)
+    assert not out.exists()

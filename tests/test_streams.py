@@ -209,3 +209,12 @@ def test_seeds_differ_by_every_part_of_their_place() -> None:
     assert derive_seed(0, "order", 7, 3, 1) == 8545335507777531823, (
         "published numbers depend on it: it must never change"
     )
+
+
+def test_a_dataset_may_be_given_by_name(digits) -> None:
+    by_name, given = streams.split("mnist-small"), streams.split(digits)
+    assert torch.equal(by_name[3].train.inputs, given[3].train.inputs)
+    assert len(streams.permuted("mnist-small", num_tasks=2)) == len(streams.imbalanced("mnist-small", num_tasks=2)) == 2
+    assert streams.mixture(["mnist-small", "mnist-small"]).num_classes == 20
+    with pytest.raises(InputError, match="no dataset 'minst'"):
+        streams.permuted("minst")

@@ -16,6 +16,7 @@ from engram.data.sources import load
 from engram.evaluate import accuracy, evaluate
 from engram.experiment import Progress, run_on
 from engram.masking import mask_logits
+from engram.tables import summary
 from engram.train import run_stream
 
 
@@ -196,3 +197,26 @@ def test_run_takes_a_config_and_finds_the_embedded_digits() -> None:
     assert result.accuracy.shape == (1, 1, 1)
     assert result.average_accuracy[0, -1] > 0.5
     assert result.data == [{"name": "mnist-small", "origin": "published", "train": 10_000, "test": 2_000}]
+
+
+@pytest.mark.parametrize("method", ["dhp+si", "online-ewc"])
+def test_a_stream_of_ones_own_is_learned_by_any_method(method: str, tmp_path) -> None:
+    config = preset("own", method, strength=0.01, hidden=[16], epochs=15, batch_size=8, learning_rate=0.1, trials=2)
+    result = engram.run(config, stream=two_blobs())
+    assert result.accuracy.shape == (2, 3, 3)
+    assert result.config.num_tasks == 3
+    assert result.latest_task.min() > 0.95
+    assert result.data == [{"name": "own", "origin": "own", "train": 240, "test": 240}]
+    result.save(tmp_path / "own")
+    again = engram.results.read_result(tmp_path / "own")
+    assert np.array_equal(again.accuracy, result.accuracy, equal_nan=True)
+    assert summary([again]).title == "own on own, 3 tasks, 2 trials"
+
+
+def test_a_stream_and_the_benchmark_own_go_together() -> None:
+    with pytest.raises(engram.InputError, match="benchmark 'own'"):
+        engram.run(preset("own", "dhp"))
+    with pytest.raises(engram.InputError, match="benchmark 'own'"):
+        engram.run(preset("split-mnist", "dhp"), stream=two_blobs())
+    with pytest.raises(engram.InputError, match="strength"):
+        preset("own", "mas")

@@ -201,7 +201,10 @@ def _configs(benchmark: str, methods: str | None, changes: dict[str, Any]) -> li
         if methods is not None:
             raise InputError(f"{benchmark} names its own method, so --methods has no place beside it")
         bases = [load_config(benchmark)]
+        if bases[0].benchmark == "own":
+            raise InputError(f"{benchmark} is of a stream of one's own, which runs from Python: engram.run")
     else:
+        check_choice("benchmark", benchmark, BENCHMARKS)
         bases = [preset(benchmark, name) for name in _method_names(methods)]
     configs = [base.replace(**changes) for base in bases]
     return [config if config.penalty else config.replace(strength=None) for config in configs]

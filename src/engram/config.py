@@ -17,12 +17,16 @@ PENALTIES = ("si", "ewc", "online-ewc", "mas")
 METHODS = ("finetune", "dhp", *(head + penalty for penalty in PENALTIES for head in ("", "dhp+")))
 PAPER_METHODS = tuple(method for method in METHODS if method not in ("ewc", "dhp+ewc"))
 LARGEST = 3.4e38  # of the 32-bit numbers that networks compute with
-DATASETS = ("mnist", "mnist-small", "fashion-mnist", "notmnist", "five-datasets")
+DATASETS = ("mnist", "mnist-small", "fashion-mnist", "notmnist", "five-datasets", "own")
+DATASET_OF = {"vision-mixture": "five-datasets", "own": "own"}  # the other benchmarks have a choice
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that a result depends on, but for the data themselves. `engram.preset` fills in the paper's values."""
+    """All that a result depends on, but for the data themselves. `engram.preset` fills in the paper's values.
+
+    The benchmark "own" stands for a stream of one's own, given to `engram.run`.
+    """
 
     benchmark: str
     method: str
@@ -60,10 +64,11 @@ class Config:
     learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        check_choice("benchmark", self.benchmark, BENCHMARKS)
+        check_choice("benchmark", self.benchmark, (*BENCHMARKS, "own"))
         check_choice("method", self.method, METHODS)
         check_choice("dataset", self.dataset, DATASETS)
-        if (self.dataset == "five-datasets") != (self.benchmark == "vision-mixture"):
+        only = DATASET_OF.get(self.benchmark)
+        if self.dataset != only and (only is not None or self.dataset in DATASET_OF.values()):
             raise InputError(f"the dataset of {self.benchmark} cannot be {self.dataset!r}")
         check_choice("network", self.network, ("mlp", "cnn"))
         check_choice("eta_range", self.eta_range, ("unit", "unbounded"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from engram.build import build_model, build_penalty, build_stream, choose_device
 from engram.config import Config
 from engram.data.batches import num_batches
 from engram.data.samples import Dataset
+from engram.data.streams import Stream
+from engram.errors import InputError
 from engram.results import Divergence, Result
 from engram.train import Record, TrialOutcome, run_stream
 
@@ -34,6 +37,7 @@ Report = Callable[[Progress], None]
 def run(
     config: Config,
     *,
+    stream: Stream | None = None,
     data: str | Path | None = None,
     device: str = "auto",
     report: Report = lambda progress: None,
@@ -42,11 +46,17 @@ def run(
 
     Args:
         config: the settings.
+        stream: tasks of your own, for a config of the benchmark "own"; all trials then learn these tasks, with
+            other initial weights and orders of samples.
         data: the folder with the datasets; by default $ENGRAM_DATA, else the user's cache folder.
         device: "auto", "cpu", "cuda", ...
         report: called with a `Progress` now and then.
     """
-    return run_on(config, load_datasets(config, data), device=device, report=report)
+    if (stream is not None) != (config.benchmark == "own"):
+        raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', method)")
+    if stream is None:
+        return run_on(config, load_datasets(config, data), device=device, report=report)
+    return _run_trials(config.replace(num_tasks=len(stream)), lambda trial: stream, [stream.record()], device, report)
 
 
 def run_on(
@@ -57,10 +67,17 @@ def run_on(
     report: Report = lambda progress: None,
 ) -> Result:
     """`run` on datasets that are loaded already."""
+    records = [dataset.record() for dataset in datasets]
+    return _run_trials(config, lambda trial: build_stream(config, trial, datasets), records, device, report)
+
+
+def _run_trials(
+    config: Config, stream_of: Callable[[int], Stream], data: list[dict[str, Any]], device: str, report: Report
+) -> Result:
     where = choose_device(device)
     outcomes: list[TrialOutcome] = []
     for trial in range(config.trials):
-        stream = build_stream(config, trial, datasets).to(where)
+        stream = stream_of(trial).to(where)
         model = build_model(config, trial, stream.input_shape, stream.num_classes).to(where)
         penalty = build_penalty(config, trial, model)
         steps = [config.epochs * num_batches(len(task.train), config.batch_size) for task in stream.tasks]
@@ -77,12 +94,12 @@ def run_on(
             report(Progress(config, trial, task, (trial + done / sum(steps)) / config.trials, row))
 
         outcomes.append(run_stream(model, penalty, stream, config, trial, watch))
-        result = gather(config, outcomes, datasets)
+        result = gather(config, outcomes, data)
         report(Progress(config, trial, len(stream) - 1, (trial + 1) / config.trials, result=result))
     return result
 
 
-def gather(config: Config, outcomes: Sequence[TrialOutcome], datasets: Sequence[Dataset]) -> Result:
+def gather(config: Config, outcomes: Sequence[TrialOutcome], data: list[dict[str, Any]]) -> Result:
     """The result of the trials so far."""
     num_tasks = config.num_tasks
     accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
@@ -99,5 +116,5 @@ def gather(config: Config, outcomes: Sequence[TrialOutcome], datasets: Sequence[
             for k, outcome in enumerate(outcomes)
             if outcome.diverged is not None
         ],
-        data=[dataset.record() for dataset in datasets],
+        data=data,
     )

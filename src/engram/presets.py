@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "batch_size": 32,
         "xi": 0.1,
     },
+    "own": {"dataset": "own"},
 }
 
 # λ of each penalty. The paper has none for EWC with a term per task: it takes Online EWC's.
@@ -82,15 +83,17 @@ PAPER_RESULTS: dict[str, dict[str, tuple[float, float]]] = {
 
 def preset(benchmark: str, method: str, **changes: Any) -> Config:
     """The paper's settings of a method on a benchmark, with changes: `preset("split-mnist", "dhp+si", trials=3)`."""
-    check_choice("benchmark", benchmark, BENCHMARKS)
+    check_choice("benchmark", benchmark, SETTINGS)
     check_choice("method", method, METHODS)
-    strength = STRENGTHS[benchmark].get(method.split("+")[-1])
+    strength = STRENGTHS.get(benchmark, {}).get(method.split("+")[-1])
     settings = {"benchmark": benchmark, "method": method, "strength": strength, **SETTINGS[benchmark]}
     return from_dict({**settings, **changes})
 
 
 def departures(config: Config) -> dict[str, tuple[Any, Any]]:
     """The settings that are not the preset's, as {name: (here, in the preset)}; trials and seed do not count."""
+    if config.benchmark not in BENCHMARKS:
+        return {}
     paper = preset(config.benchmark, config.method).to_dict()
     here = config.to_dict()
     return {n: (here[n], paper[n]) for n in here if here[n] != paper[n] and n not in ("trials", "seed")}

@@ -61,7 +61,7 @@ def summary(results: Sequence[Result]) -> Table:
     notes += [
         f"{record['name']}: of the published form, but other files; {record['train']:,} + {record['test']:,} samples."
         for record in results[0].data
-        if record["origin"] != "published"
+        if record["origin"] == "structure"
     ]
     notes += [
         f"{result.config.method}: {divergence}; it is left out of the row."
@@ -93,7 +93,7 @@ def gains(results: Sequence[Result]) -> Table | None:
 def has_paper_data(results: Sequence[Result]) -> bool:
     """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
     config = results[0].config
-    return not {"dataset", "num_tasks"} & departures(config).keys()
+    return config.benchmark in PAPER_RESULTS and not {"dataset", "num_tasks"} & departures(config).keys()
 
 
 def _summary_row(result: Result, with_paper: bool) -> tuple[str, ...]:

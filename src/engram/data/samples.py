@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engram.errors import InputError
 
-Origin = Literal["published", "structure"]
+Origin = Literal["published", "structure", "own"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engram.data.samples import Dataset, Samples
+from engram.data.sources import load
 from engram.errors import InputError
 from engram.seeding import generator
 
@@ -45,12 +46,22 @@ class Stream:
     def __len__(self) -> int:
         return len(self.tasks)
 
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
     def __getitem__(self, index: int) -> Task:
         return self.tasks[index]
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.tasks[0].train.inputs.shape[1:])
+
+    def record(self) -> dict[str, Any]:
+        """What a result file keeps about the data of a stream of one's own."""
+        train, test = (
+            sum(len(samples) for samples in part) for part in zip(*((t.train, t.test) for t in self), strict=True)
+        )
+        return {"name": "own", "origin": "own", "train": train, "test": test}
 
     def to(self, device: torch.device | str) -> Stream:
         """The stream on a device; samples that tasks share are there once."""
@@ -73,8 +84,9 @@ class Stream:
         )
 
 
-def permuted(dataset: Dataset, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
+def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
     """Permuted MNIST: every task reads the pixels in a random order of its own; the classes stay."""
+    dataset = _loaded(dataset)
     classes = _classes_of(dataset)
     num_pixels = dataset.train.inputs[0].numel()
     return Stream(
@@ -103,7 +115,7 @@ def removal_probabilities(num_tasks: int, num_classes: int, imbalance_seed: int 
 
 
 def imbalanced(
-    dataset: Dataset, *, num_tasks: int = 10, seed: int = 0, trial: int = 0, imbalance_seed: int = 0
+    dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0, imbalance_seed: int = 0
 ) -> Stream:
     """Imbalanced Permuted MNIST: as `permuted`, but each task lost training samples, of some classes more than others.
 
@@ -120,8 +132,9 @@ def imbalanced(
     return replace(stream, tasks=tuple(thin(n, task) for n, task in enumerate(stream.tasks)))
 
 
-def split(dataset: Dataset, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
+def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
     """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair a task, the other outputs masked out."""
+    dataset = _loaded(dataset)
     classes = _classes_of(dataset)
     groups = [classes[i : i + classes_per_task] for i in range(0, len(classes), classes_per_task)]
     if num_tasks is not None and not 1 <= num_tasks <= len(groups):
@@ -142,11 +155,12 @@ def split(dataset: Dataset, *, num_tasks: int | None = None, classes_per_task: i
     )
 
 
-def mixture(datasets: Sequence[Dataset], *, num_tasks: int | None = None) -> Stream:
+def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) -> Stream:
     """The Vision Datasets Mixture: a dataset a task, each with outputs of its own, as 3-channel images of 32×32."""
     if num_tasks is not None and not 1 <= num_tasks <= len(datasets):
         raise InputError(f"the mixture has 1 to {len(datasets)} tasks, not {num_tasks}")
-    sizes = [len(_classes_of(dataset)) for dataset in datasets]
+    loaded = [_loaded(dataset) for dataset in datasets]
+    sizes = [len(_classes_of(dataset)) for dataset in loaded]
     offsets = [sum(sizes[:n]) for n in range(len(sizes))]
 
     def task(dataset: Dataset, offset: int, size: int) -> Task:
@@ -155,7 +169,7 @@ def mixture(datasets: Sequence[Dataset], *, num_tasks: int | None = None) -> Str
         )
         return Task(dataset.name, train, test, classes=tuple(range(offset, offset + size)))
 
-    tasks = [task(*parts) for parts in zip(datasets, offsets, sizes, strict=True)][:num_tasks]
+    tasks = [task(*parts) for parts in zip(loaded, offsets, sizes, strict=True)][:num_tasks]
     return Stream(tuple(tasks), num_classes=sum(sizes))
 
 
@@ -214,6 +228,11 @@ def _check_samples(what: str, samples: Samples, shape: tuple[int, ...], classes:
     stray = set(samples.targets.unique().tolist()) - set(classes)
     if stray:
         raise InputError(f"{what} have the label {min(stray)}, which is not among the task's classes")
+
+
+def _loaded(dataset: Dataset | str) -> Dataset:
+    """A dataset may be given by name: it is then found where `engram data list` shows it."""
+    return load(dataset) if isinstance(dataset, str) else dataset
 
 
 def _classes_of(dataset: Dataset) -> tuple[int, ...]:
