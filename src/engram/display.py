@@ -74,7 +74,7 @@ def print_table(table: Table, console: Console) -> None:
         drawn.add_row(*row)
     console.print(drawn)
     for note in table.notes:
-        console.print(note, style="dim", highlight=False, soft_wrap=True)
+        console.print(note, style="dim", highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _percents(row: Sequence[float]) -> str:
