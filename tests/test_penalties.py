@@ -490,6 +490,26 @@ def test_si_takes_out_exactly_as_much_of_its_own_gradient_as_went_in() -> None:
         torch.testing.assert_close(paths[0][name], paths[1][name])
 
 
+def test_si_forgets_a_backward_pass_that_was_thrown_away() -> None:
+    """A step skipped for a bad batch: its gradients are zeroed, and the penalty's share in them must go too."""
+    paths = []
+    for thrown_away in (False, True):
+        torch.manual_seed(0)
+        model = NETWORKS["linear"]().double()
+        penalty = SI(model, strength=3.0)
+        train(model, penalty, make_batches())
+        penalty.consolidate()
+        train(model, penalty, make_batches(seed=1))
+        if thrown_away:
+            model.zero_grad()
+            (F.cross_entropy(model(make_batches()[0][0]), make_batches()[0][1]) + penalty.loss()).backward()
+            model.zero_grad()
+        train(model, penalty, make_batches(1, seed=2))
+        paths.append(penalty.path)
+    for name in paths[0]:
+        torch.testing.assert_close(paths[0][name], paths[1][name])
+
+
 def test_si_without_gradients_says_when_to_call_it() -> None:
     model = nn.Linear(2, 2)
     penalty = SI(model, strength=1.0)

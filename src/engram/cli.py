@@ -101,7 +101,11 @@ def run(
     with RunDisplay(configs, console) as display:
         results = run_methods(configs, datasets, folder, device=device, report=display.show)
     _print_tables(results, console)
-    console.print(f"Results are in {folder}; `engram figures {folder}` draws them.", highlight=False, soft_wrap=not console.is_terminal)
+    console.print(
+        f"Results are in {folder}; `engram figures {folder}` draws them.",
+        highlight=False,
+        soft_wrap=not console.is_terminal,
+    )
     _fail_if_diverged(results)
 
 

@@ -46,7 +46,7 @@ def summary(results: Sequence[Result]) -> Table:
     rows = [_summary_row(result, with_paper) for result in results]
     config = results[0].config
     trials = max(len(result.accuracy) for result in results)
-    title = f"{config.benchmark} on {config.dataset}, {config.num_tasks} tasks, {_count(trials, 'trial')}"
+    title = f"{config.benchmark} on {config.dataset}, {_count(config.num_tasks, 'task')}, {_count(trials, 'trial')}"
     notes = [
         "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
         "first, last: the accuracy then on the first and on the last task."

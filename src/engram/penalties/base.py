@@ -198,8 +198,10 @@ class _QuadraticForm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         penalty, (scale,) = ctx.penalty, outer
-        # SI must later take this part out of .grad again, so how much of it went in is kept.
-        so_far = penalty.gradient_share
+        # SI must later take this part out of .grad again, so how much of it went in is kept. Where .grad is None,
+        # nothing is in it yet: an earlier backward pass may have been thrown away without a step.
+        kept = next(iter(penalty.parameters.values())).grad is not None
+        so_far = penalty.gradient_share if kept else None
         penalty.gradient_share = scale.detach() if so_far is None else so_far + scale.detach()
         if not penalty.terms:
             return (None,) * (1 + len(ctx.saved_tensors))
