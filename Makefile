@@ -3,7 +3,6 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-DEMO ?= demo
 
 .PHONY: env demo test check lint clean
 
@@ -18,8 +17,9 @@ env: .venv/.made
 # Networks this small are faster on a single thread.
 demo: export OMP_NUM_THREADS = 1
 demo: env
-	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out $(DEMO)
-	$(BIN)/engram figures $(DEMO)
+	rm -rf demo
+	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out demo
+	$(BIN)/engram figures demo
 
 test: env
 	$(BIN)/python -m pytest -n 2

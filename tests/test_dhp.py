@@ -154,6 +154,22 @@ def test_eta_is_projected_where_the_trace_is_a_weighted_mean(stepped_to: float, 
     torch.testing.assert_close(head.hebb, expected)
 
 
+def test_recorded_eta_is_the_one_that_will_be_used() -> None:
+    head = double_head(3, 2)
+    with torch.no_grad():
+        head.eta.fill_(-0.4)
+    assert head.dynamics()["eta"].item() == 0
+
+
+def test_mixed_precision_keeps_the_trace_in_full_precision() -> None:
+    head = DHPSoftmax(3, 2, eta=0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = head(torch.rand(4, 3, dtype=torch.bfloat16), torch.tensor([0, 1, 1, 0]))
+    logits.float().sum().backward()
+    assert head.hebb.dtype == torch.float32
+    assert head.weight.grad.abs().sum() > 0
+
+
 def test_unbounded_eta_is_the_literal_form() -> None:
     head = double_head(3, 2, eta_range="unbounded")
     with torch.no_grad():
@@ -228,6 +244,9 @@ TARGET = torch.tensor([0, 1, 1, 0])
         (HIDDEN, TARGET - 1, r"lie in 0\.\.1, not -1\.\.0"),
         (torch.rand(4, 5), TARGET, r"shape \(batch, 3\), not \(4, 5\)"),
         (torch.rand(3), TARGET, r"shape \(batch, 3\)"),
+        (torch.ones(4, 3, dtype=torch.int64), TARGET, "torch.float32 like the layer, not torch.int64"),
+        (torch.rand(4, 3, dtype=torch.float64), TARGET, "torch.float32 like the layer, not torch.float64"),
+        (HIDDEN, [0, 1, 1, 0], "not a list"),
     ],
 )
 def test_bad_batches_are_refused_before_the_trace_is_touched(hidden, target, sentence) -> None:

@@ -490,6 +490,25 @@ def test_si_takes_out_exactly_as_much_of_its_own_gradient_as_went_in() -> None:
         torch.testing.assert_close(paths[0][name], paths[1][name])
 
 
+def test_si_takes_out_half_where_half_went_in() -> None:
+    model = NETWORKS["linear"]().double()
+    penalty = SI(model, strength=3.0)
+    train(model, penalty, make_batches())
+    penalty.consolidate()
+    train(model, penalty, make_batches(seed=1))
+    ((inputs, targets),) = make_batches(1, seed=2)
+    names, weights = zip(*penalty.parameters.items(), strict=True)
+    of_task = torch.autograd.grad(F.cross_entropy(model(inputs), targets), weights)
+    path, start = copy.deepcopy(penalty.path), penalty.snapshot()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer.zero_grad()
+    (F.cross_entropy(model(inputs), targets) + 0.5 * penalty.loss()).backward()
+    optimizer.step()
+    penalty.after_step()
+    for name, weight, slope in zip(names, weights, of_task, strict=True):
+        torch.testing.assert_close(penalty.path[name], path[name] - slope * (weight - start[name]))
+
+
 def test_si_forgets_a_backward_pass_that_was_thrown_away() -> None:
     """A step skipped for a bad batch: its gradients are zeroed, and the penalty's share in them must go too."""
     paths = []
@@ -549,6 +568,44 @@ def test_mas_by_hand_without_labels_and_with_the_task_s_classes() -> None:
     own = MAS(model, strength=1)
     own.consolidate([torch.tensor([[1.0], [2.0]])], classes=[1])
     assert own.terms[0].importance["weight"].tolist() == [[0.0], [5.0]]
+
+
+def test_mas_takes_batches_of_inputs_alone_as_loaders_yield_them() -> None:
+    model = nn.Linear(1, 2, bias=False)
+    inputs = torch.tensor([[1.0], [2.0]])
+    importances = []
+    for batch in (inputs, [inputs], (inputs, torch.tensor([0, 1])), (inputs, torch.tensor([0, 1]), "extra")):
+        penalty = MAS(model, strength=1)
+        penalty.consolidate([batch])
+        importances.append(penalty.terms[0].importance["weight"])
+    assert all(torch.equal(importance, importances[0]) for importance in importances)
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes", "sentence"),
+    [
+        (torch.tensor([0.0, 1.5]), None, "class numbers"),
+        (torch.tensor([0]), None, r"shape \(2,\)"),
+        (torch.tensor([[0], [1]]), None, r"shape \(2,\)"),
+        (torch.tensor([0, 2]), None, "label 2 is not among the classes 0 to 1"),
+        (torch.tensor([0, -1]), None, "label -1"),
+        (torch.tensor([0, 1]), (0,), "label 1"),
+    ],
+)
+def test_bad_labels_are_refused(targets: Tensor, classes, sentence: str) -> None:
+    penalty = EWC(nn.Linear(3, 2), strength=1)
+    with pytest.raises(InputError, match=sentence):
+        penalty.consolidate([(torch.rand(2, 3), targets)], classes)
+    assert penalty.terms == []
+
+
+def test_online_ewc_refuses_the_state_of_ewc() -> None:
+    model = NETWORKS["linear"]().double()
+    ewc, online = EWC(model, strength=1), OnlineEWC(model, strength=1)
+    for _ in range(2):
+        ewc.consolidate(make_batches())
+    with pytest.raises(InputError, match="2 terms"):
+        online.load_state_dict(ewc.state_dict())
 
 
 def test_ewc_without_labels_is_refused() -> None:

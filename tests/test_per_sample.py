@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engram import DHPSoftmax, MatchedSoftmax, PlainSoftmax
 from engram.nn.networks import Network
+from engram.penalties import per_sample
 from engram.penalties.per_sample import frozen, sum_per_sample
 
 
@@ -60,6 +61,44 @@ class Sequence(nn.Module):
         return self.out(self.layer(x.view(-1, 2, 2)).tanh().sum(dim=1))
 
 
+class SequenceFirst(nn.Module):
+    """Positions before samples inside, as many of them as there are samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.mix, self.out = nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.stack([x[:, :2], x[:, 2:], x[:, 1:3], x[:, ::2], x[:, ::3], x[:, 1::2]])  # (6, B, 2)
+        return self.out(self.mix(self.layer(positions).tanh()).tanh().sum(dim=0))
+
+
+class MaskedLinear(nn.Linear):
+    """A forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * (torch.arange(self.weight.shape[1]) % 2), self.bias)
+
+
+class StandardisedConv(nn.Conv2d):
+    """A forward of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(x, weight, self.bias)
+
+
+class TiedByHand(nn.Module):
+    """A layer whose weight is used once more outside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.out = nn.Linear(4, 6), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.linear(self.encoder(x).tanh(), self.encoder.weight.T))
+
+
 class Unused(nn.Module):
     """A layer that no output depends on."""
 
@@ -98,6 +137,9 @@ VECTORS = {
     "twice": Twice,
     "tied": Tied,
     "sequence": Sequence,
+    "sequence first": SequenceFirst,
+    "own forward": lambda: nn.Sequential(MaskedLinear(4, 6), nn.Tanh(), nn.Linear(6, 3)),
+    "tied by hand": TiedByHand,
     "unused": Unused,
     "dhp": lambda: plastic("synapse"),
     "dhp uniform": lambda: plastic("uniform"),
@@ -110,6 +152,7 @@ IMAGES = {
     "conv stride padding dilation": lambda: nn.Sequential(
         nn.Conv2d(2, 4, 3, stride=2, padding=2, dilation=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3)
     ),
+    "conv own forward": lambda: nn.Sequential(StandardisedConv(2, 3, 3), nn.Flatten(), nn.Linear(48, 3)),
     "conv groups": lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2, bias=False), nn.Flatten(), nn.Linear(64, 3)),
     "conv same": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding="same"), nn.Flatten(), nn.Linear(108, 3)),
     "conv circular": lambda: nn.Sequential(
@@ -139,6 +182,17 @@ def test_sums_equal_a_loop_over_samples(name: str, function) -> None:
     assert sums.keys() == expected.keys()
     for key in expected:
         torch.testing.assert_close(sums[key], expected[key], rtol=1e-9, atol=1e-12)
+
+
+def test_plain_layers_do_not_go_through_the_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes it fast: the paper's networks, with every head, need matrix products alone."""
+    monkeypatch.setattr(per_sample, "_sum_by_mapping", lambda *_: pytest.fail("a layer was left to the mapping"))
+    for name in ("mlp", "in-place activation", "dhp", "matched", "plain", "conv", "conv groups"):
+        model = (VECTORS | IMAGES)[name]().eval()
+        inputs = torch.randn((6, 4) if name in VECTORS else (6, 2, 6, 6))
+        parameters = {n: p for n, p in model.named_parameters() if not n.endswith("eta")}
+        sums = sum_per_sample(model, parameters, lambda z: z.square().sum(dim=1), torch.abs, inputs)
+        assert sums.keys() == parameters.keys()
 
 
 def test_a_model_that_cannot_be_mapped_is_taken_sample_by_sample_and_says_so() -> None:

@@ -8,6 +8,7 @@ import os
 import resource
 import stat
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,8 @@ def test_a_results_numbers_are_those_of_its_matrix() -> None:
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    assert claim_folder(tmp_path) == tmp_path
-    assert list(tmp_path.iterdir()) == []
+    assert claim_folder(tmp_path, "run.json") == tmp_path
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
@@ -160,16 +161,29 @@ def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
     assert files_in(tmp_path) == before
 
 
+def test_of_two_claims_on_a_folder_one_is_refused(tmp_path: Path) -> None:
+    def claim(_: int) -> str:
+        try:
+            return claim_folder(tmp_path / "run", "run.json").name
+        except InputError as refusal:
+            return str(refusal)
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(claim, range(8)))
+    assert outcomes.count("run") == 1
+    assert sum("already holds a run" in outcome for outcome in outcomes) == 7
+
+
 def test_another_run_is_never_overwritten(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "x", make_result())
     with pytest.raises(InputError, match="already holds a run"):
-        claim_folder(folder)
+        claim_folder(folder, "run.json")
 
 
 def test_a_folder_with_something_else_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InputError, match=r"it holds thesis.tex"):
-        claim_folder(tmp_path)
+        claim_folder(tmp_path, "run.json")
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

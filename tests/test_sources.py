@@ -50,8 +50,8 @@ def made_up(tmp_path: Path) -> Path:
         raw = tmp_path / folder / "raw"
         raw.mkdir(parents=True)
         for split in SPLITS:
-            (raw / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_images(3)))
-            (raw / f"{split}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_labels(1, 2, 9)))
+            (raw / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_images(3), mtime=0))
+            (raw / f"{split}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_labels(1, 2, 9), mtime=0))
     for split in ("train", "test"):
         (tmp_path / f"{split}_32x32.mat").write_bytes(svhn())
     batches = tmp_path / "cifar-10-batches-bin"
@@ -166,9 +166,9 @@ def test_missing_file_names_the_command(made_up: Path, monkeypatch: pytest.Monke
     ("path", "content", "word"),
     [
         ("MNIST/raw/train-images-idx3-ubyte.gz", idx_images(3), "gzip"),
-        ("MNIST/raw/train-images-idx3-ubyte.gz", gzip.compress(idx_images(3))[:-9], "truncated"),
-        ("MNIST/raw/t10k-labels-idx1-ubyte.gz", gzip.compress(idx_labels(1, 2, 11)), "label 11"),
-        ("MNIST/raw/t10k-labels-idx1-ubyte.gz", gzip.compress(idx_labels(1, 2)), "3 images but 2 labels"),
+        ("MNIST/raw/train-images-idx3-ubyte.gz", gzip.compress(idx_images(3), mtime=0)[:-9], "truncated"),
+        ("MNIST/raw/t10k-labels-idx1-ubyte.gz", gzip.compress(idx_labels(1, 2, 11), mtime=0), "label 11"),
+        ("MNIST/raw/t10k-labels-idx1-ubyte.gz", gzip.compress(idx_labels(1, 2), mtime=0), "3 images but 2 labels"),
     ],
 )
 def test_wrong_file_is_named_by_load_and_check(made_up: Path, path: str, content: bytes, word: str) -> None:

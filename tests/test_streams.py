@@ -76,6 +76,7 @@ def test_imbalanced_removes_each_class_with_its_own_probability(digits) -> None:
         assert task.test is digits.test, "test samples are not removed"
     assert removal.min() < 0.1
     assert removal.max() > 0.9
+    assert not torch.equal(removal[0], removal[1]), "for each class and each task"
 
 
 def test_removal_probabilities_are_the_same_in_all_experiments(digits) -> None:
@@ -85,7 +86,8 @@ def test_removal_probabilities_are_the_same_in_all_experiments(digits) -> None:
     assert torch.equal(removal_probabilities(2, 10), removal_probabilities(5, 10)[:2])
     assert not torch.equal(removal_probabilities(2, 10), removal_probabilities(2, 10, imbalance_seed=1))
     first, other_trial = sizes(seed=0, trial=0), sizes(seed=9, trial=3)
-    assert first != other_trial, "which samples go is drawn anew"
+    assert first != sizes(seed=0, trial=3), "which samples go is drawn anew in each trial"
+    assert first != other_trial
     assert np.allclose(first, other_trial, rtol=0.05), "but with the same probabilities"
     assert not np.allclose(first, sizes(imbalance_seed=1), rtol=0.05)
 
@@ -127,7 +129,8 @@ def test_from_arrays_takes_numpy_and_torch() -> None:
     stream = streams.from_arrays([first, second])
     assert stream.num_classes == 4
     assert stream.input_shape == (5,)
-    assert [task.classes for task in stream.tasks] == [(0, 1, 2, 3)] * 2
+    assert [task.classes for task in stream] == [(0, 1, 2, 3)] * 2
+    assert stream[:1] == stream.tasks[:1]
     assert stream[0].train.inputs.dtype == torch.float32
     own = streams.from_arrays([first, second], classes=[(0, 1, 2), (0, 1, 2, 3)], names=["a", "b"])
     assert [(task.name, task.classes) for task in own.tasks] == [("a", (0, 1, 2)), ("b", (0, 1, 2, 3))]
@@ -149,6 +152,9 @@ GOOD = (np.zeros((4, 2)), np.array([0, 1, 0, 1]), np.zeros((2, 2)), np.array([0,
         ([(*GOOD[:2], np.zeros((0, 2)), np.zeros(0, int))], {}, "empty"),
         ([GOOD], {"classes": [(0, 1), (1,)]}, "1 tasks but 2 groups"),
         ([GOOD], {"classes": [(0, 5)], "num_classes": 2}, r"lie in 0\.\.1"),
+        ([GOOD[:3]], {}, "not 3 arrays"),
+        ([(np.zeros((0, 2)), np.zeros(0, int)) * 2], {}, "empty"),
+        ([(GOOD[0], np.array(["a", "b", "a", "b"]), *GOOD[2:])], {}, "must hold numbers"),
     ],
 )
 def test_bad_arrays_are_refused(tasks, options, sentence) -> None:

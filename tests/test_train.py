@@ -17,7 +17,7 @@ from engram.evaluate import accuracy, evaluate
 from engram.experiment import Progress, run_on
 from engram.masking import mask_logits
 from engram.tables import summary
-from engram.train import run_stream
+from engram.train import consolidate_task, run_stream, train_task
 
 
 def two_blobs(num_tasks: int = 3, per_class: int = 40) -> streams.Stream:
@@ -74,6 +74,62 @@ def test_evaluation_leaves_mode_trace_and_statistics_alone() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_evaluation_returns_a_model_in_evaluation_mode_to_it() -> None:
+    model = Constant([0.0] * 6).eval()
+    accuracy(model, two_blobs()[0])
+    assert not model.training
+
+
+def test_a_mask_made_for_inference_serves_in_training() -> None:
+    logits = torch.randn(2, 7, requires_grad=True)
+    with torch.inference_mode():
+        mask_logits(logits, (0, 5))
+    mask_logits(logits, (0, 5)).softmax(dim=1)[:, 0].sum().backward()
+    assert logits.grad is not None
+
+
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    seen = []
+
+    class Watching(NoPenalty):
+        def after_step(self) -> None:
+            seen.append(self.model.last)
+
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+            self.last = inputs[0].tolist()
+            return self.layer(inputs)
+
+    stream = two_blobs(num_tasks=3)
+    config = preset("own", "finetune", epochs=2, batch_size=8, num_tasks=1)
+    model = Remembering()
+    train_task(model, Watching(model), stream[0], 0, config, 0, [], lambda record: None)
+    assert len(seen) == 20
+    assert seen[:10] != seen[10:]
+
+
+def test_importances_are_of_the_task_s_own_outputs() -> None:
+    stream = two_blobs()
+    for method in ("mas", "ewc"):
+        config = preset("own", method, strength=1.0, epochs=1, hidden=[8])
+        model = build_model(config, 0, stream.input_shape, stream.num_classes)
+        penalty = build_penalty(config, 0, model)
+        consolidate_task(penalty, stream[1])
+        importance = penalty.terms[0].importance["head.weight"]
+        assert (importance[2:4] > 0).any()
+        assert torch.equal(importance[[0, 1, 4, 5]], torch.zeros(4, 8))
+
+
+def test_each_trial_samples_labels_of_its_own() -> None:
+    config = preset("split-mnist", "ewc", fisher_labels="sampled")
+    model = build_model(config, 0, (1, 28, 28), 10)
+    assert build_penalty(config, 0, model).seed != build_penalty(config, 1, model).seed
+
+
 def test_masked_logits_get_no_probability_and_no_gradient() -> None:
     logits = torch.randn(3, 4, requires_grad=True)
     p = mask_logits(logits, (1, 3)).softmax(dim=1)
@@ -111,6 +167,9 @@ def test_a_trial_is_the_same_alone_or_among_others(digits) -> None:
         stream = build_stream(config, trial, [small])
         model = build_model(config, trial, stream.input_shape, stream.num_classes)
         alone.append((trial, run_stream(model, build_penalty(config, trial, model), stream, config, trial)))
+    one = run_on(config.replace(first_trial=2, trials=1), [small], device="cpu")
+    assert np.array_equal(one.accuracy[0], together.accuracy[2], equal_nan=True)
+    assert one.dynamics == [row for row in together.dynamics if row["trial"] == 2]
     for trial, outcome in alone:
         assert outcome.untrained == together.untrained[trial].tolist()
         for i, row in enumerate(outcome.rows):
@@ -208,7 +267,7 @@ def test_a_stream_of_ones_own_is_learned_by_any_method(method: str, tmp_path) ->
     assert result.latest_task.min() > 0.95
     assert result.data == [{"name": "own", "origin": "own", "train": 240, "test": 240}]
     result.save(tmp_path / "own")
-    again = engram.results.read_result(tmp_path / "own")
+    again = engram.Result.load(tmp_path / "own")
     assert np.array_equal(again.accuracy, result.accuracy, equal_nan=True)
     assert summary([again]).title == "own on own, 3 tasks, 2 trials"
 

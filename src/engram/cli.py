@@ -119,9 +119,11 @@ def table(
     Example: engram table runs/demo --format markdown
     """
     check_choice("format", format, ("text", "markdown", "csv"))
-    _, results = read_run(folder)
+    description, results = read_run(folder)
     if format == "text":
         _print_tables(results, Console())
+        if "finished" not in description:
+            print("This run is not finished: methods or trials are missing.")
         return
     if format == "csv":
         print(summary(results).to_csv(), end="")
@@ -189,8 +191,9 @@ def check_data(
     damaged = []
     for name in names or sources.SOURCES:
         for file in sources.check(name, data):
-            print(f"{name:14} {file.bytes:>12,}  {file.path}: {file.state}")
-            if file.state not in ("published", "structure") and (names or file.state != "missing"):
+            sound = file.state in ("published", "structure", "missing")
+            print(f"{name:14} {file.bytes:>12,}  " + (f"{file.path}: {file.state}" if sound else file.state))
+            if not sound or (names and file.state == "missing"):
                 damaged.append(file.path)
     if damaged:
         raise InputError(f"{len(damaged)} file(s) cannot be used, the first of them {damaged[0]}")
@@ -291,7 +294,7 @@ def main(arguments: list[str] | None = None) -> None:
     except InputError as error:
         code = _refuse(str(error))
     except OSError as error:  # a full disk, a folder that vanished
-        code = _refuse(f"{error.filename or 'a file'} cannot be used: {error.strerror or error}")
+        code = _refuse(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:

@@ -16,7 +16,7 @@ BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vis
 PENALTIES = ("si", "ewc", "online-ewc", "mas")
 METHODS = ("finetune", "dhp", *(head + penalty for penalty in PENALTIES for head in ("", "dhp+")))
 PAPER_METHODS = tuple(method for method in METHODS if method not in ("ewc", "dhp+ewc"))
-LARGEST = 3.4e38  # of the 32-bit numbers that networks compute with
+LARGEST = 3.4028234663852886e38  # of the 32-bit numbers that networks compute with
 DATASETS = ("mnist", "mnist-small", "fashion-mnist", "notmnist", "five-datasets", "own")
 DATASET_OF = {"vision-mixture": "five-datasets", "own": "own"}  # the other benchmarks have a choice
 
@@ -32,6 +32,7 @@ class Config:
     method: str
 
     trials: int = 10
+    first_trial: int = 0  # trial 7 alone is first_trial=7, trials=1
     seed: int = 0
 
     # the stream
@@ -78,7 +79,7 @@ class Config:
         check_choice("fisher_labels", self.fisher_labels, ("true", "sampled", "exact"))
         for name in ("trials", "num_tasks", "epochs", "batch_size"):
             _check(name, getattr(self, name) >= 1, self, "at least 1")
-        for name in ("seed", "imbalance_seed"):
+        for name in ("seed", "imbalance_seed", "first_trial"):
             _check(name, getattr(self, name) >= 0, self, "at least 0")
         _check(
             "hidden",

@@ -58,9 +58,10 @@ class RunDisplay:
         self.bars.update(bar, completed=seen.share)
         self.bars.update(self.whole, completed=sum(self.done.values()))
         if seen.row is not None:
-            self.bars.update(bar, line=f"trial {seen.trial + 1}/{seen.config.trials}: {_percents(seen.row)}")
+            last = seen.config.first_trial + seen.config.trials
+            self.bars.update(bar, line=f"trial {seen.trial + 1}/{last}: {_percents(seen.row)}")
             if not self.console.is_terminal and seen.task + 1 == seen.config.num_tasks:
-                self.console.print(f"{method}, trial {seen.trial + 1}/{seen.config.trials}: {_percents(seen.row)}")
+                self.console.print(f"{method}, trial {seen.trial + 1}/{last}: {_percents(seen.row)}")
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -72,7 +73,9 @@ def print_table(table: Table, console: Console) -> None:
         drawn.add_column(column, justify="right", no_wrap=True)
     for row in table.rows:
         drawn.add_row(*row)
-    console.print(drawn)
+    # A narrow terminal breaks lines rather than numbers.
+    drawn.width = console.measure(drawn, options=console.options.update(max_width=1000)).maximum
+    console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
     for note in table.notes:
         console.print(note, style="dim", highlight=False, soft_wrap=not console.is_terminal)
 

@@ -76,7 +76,7 @@ def _run_trials(
 ) -> Result:
     where = choose_device(device)
     outcomes: list[TrialOutcome] = []
-    for trial in range(config.trials):
+    for trial in range(config.first_trial, config.first_trial + config.trials):
         stream = stream_of(trial).to(where)
         model = build_model(config, trial, stream.input_shape, stream.num_classes).to(where)
         penalty = build_penalty(config, trial, model)
@@ -91,11 +91,11 @@ def _run_trials(
                 task = seen.task
                 done = sum(steps[:task]) + seen.step + 1
                 row = None
-            report(Progress(config, trial, task, (trial + done / sum(steps)) / config.trials, row))
+            report(Progress(config, trial, task, (len(outcomes) + done / sum(steps)) / config.trials, row))
 
         outcomes.append(run_stream(model, penalty, stream, config, trial, watch))
         result = gather(config, outcomes, data)
-        report(Progress(config, trial, len(stream) - 1, (trial + 1) / config.trials, result=result))
+        report(Progress(config, trial, len(stream) - 1, len(outcomes) / config.trials, result=result))
     return result
 
 
@@ -112,7 +112,7 @@ def gather(config: Config, outcomes: Sequence[TrialOutcome], data: list[dict[str
         untrained=np.array([outcome.untrained for outcome in outcomes]),
         dynamics=[asdict(record) for outcome in outcomes for record in outcome.records],
         diverged=[
-            Divergence(k, outcome.diverged.task, outcome.diverged.step)
+            Divergence(config.first_trial + k, outcome.diverged.task, outcome.diverged.step)
             for k, outcome in enumerate(outcomes)
             if outcome.diverged is not None
         ],

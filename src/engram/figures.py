@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart with any kind of colour vision: one a penalty, dashed without DHP.
 COLOURS = {None: "#000000", "si": "#0072B2", "ewc": "#E69F00", "online-ewc": "#D55E00", "mas": "#009E73"}
-DYNAMICS = {"eta": "η", "hebb_norm": "‖Hebb‖", "alpha_norm": "‖α‖"}
+PANELS = {"eta": "η", "hebb_norm": "‖Hebb‖", "alpha_norm": "‖α‖"}
 
 
 def draw_all(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -91,7 +91,7 @@ def trace_dynamics(results: Sequence[Result]) -> Figure:
     """η, ‖Hebb‖ and ‖α‖ while each task is learned, mean over trials; thin lines stand between tasks."""
     figure = _new_figure(11, 3.6)
     panels = figure.subplots(1, 3)
-    for axes, (name, label) in zip(panels, DYNAMICS.items(), strict=True):
+    for axes, (name, label) in zip(panels, PANELS.items(), strict=True):
         for result in results:
             if result.config.plastic and result.dynamics:
                 when, values = _over_time(result, name)

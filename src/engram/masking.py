@@ -19,6 +19,7 @@ def mask_logits(logits: Tensor, classes: Sequence[int] | None) -> Tensor:
 @lru_cache(maxsize=64)
 def _others(classes: tuple[int, ...], num_classes: int, device: torch.device) -> Tensor:
     """Which outputs do not take part (C,); kept, so that a GPU does not wait for it at every step."""
-    others = torch.ones(num_classes, dtype=torch.bool)
-    others[list(classes)] = False
-    return others.to(device)
+    with torch.inference_mode(False):  # it is kept for training too
+        others = torch.ones(num_classes, dtype=torch.bool)
+        others[list(classes)] = False
+        return others.to(device)

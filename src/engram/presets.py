@@ -96,4 +96,4 @@ def departures(config: Config) -> dict[str, tuple[Any, Any]]:
         return {}
     paper = preset(config.benchmark, config.method).to_dict()
     here = config.to_dict()
-    return {n: (here[n], paper[n]) for n in here if here[n] != paper[n] and n not in ("trials", "seed")}
+    return {n: (here[n], paper[n]) for n in here if here[n] != paper[n] and n not in ("trials", "first_trial", "seed")}

@@ -82,25 +82,33 @@ class Result:
         """(trials, tasks): after each task, the accuracy on that task."""
         return metrics.latest_task(self.accuracy)
 
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Read back what `save` wrote."""
+        return read_result(path)
+
     def save(self, path: str | Path) -> None:
         """Write the result into a new or empty folder; what a folder already holds is never overwritten."""
-        write_result(self, claim_folder(path))
+        write_result(self, claim_folder(path, "config.toml"))
 
 
-def claim_folder(path: str | Path) -> Path:
-    """Make a folder for results, or take an empty one."""
+def claim_folder(path: str | Path, first_file: str) -> Path:
+    """Make a folder for results, or take an empty one, and begin its first file: of two claims one is refused."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = next(folder.iterdir(), None)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if taken is None:
+            (folder / first_file).open("x").close()
+            return folder
+    except FileExistsError:  # a file in the place of the folder, or another claim a moment ago
+        taken = folder / first_file if folder.is_dir() else None
+        if taken is None:
+            raise InputError(f"cannot write to {folder}: it is not a folder") from None
     except OSError as reason:
         raise InputError(f"cannot write to {folder}: {reason.strerror or reason}") from reason
-    if taken is not None:
-        holds = "already holds a run" if (folder / "run.json").exists() else f"is not empty (it holds {taken.name})"
-        raise InputError(f"{folder} {holds}, and results are never overwritten: name another folder")
-    return folder
+    holds = "already holds a run" if (folder / "run.json").exists() else f"is not empty (it holds {taken.name})"
+    raise InputError(f"{folder} {holds}, and results are never overwritten: name another folder")
 
 
 def write_result(result: Result, folder: Path) -> None:
@@ -142,6 +150,9 @@ def read_run(folder: str | Path) -> tuple[dict[str, Any], list[Result]]:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
+    if (folder / "accuracy.json").exists():  # a single result, saved from Python
+        result = read_result(folder)
+        return {"methods": [result.config.method], "finished": None}, [result]
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} does not hold a run: it has no run.json")
     description = read_json(folder / "run.json")
@@ -226,9 +237,9 @@ def _from_csv(path: Path) -> list[dict[str, float]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != DYNAMICS:
+                raise ValueError(f"its columns are not {', '.join(DYNAMICS)}")
             rows = list(reader)
-        if tuple(reader.fieldnames or ()) != DYNAMICS:
-            raise ValueError(f"its columns are not {', '.join(DYNAMICS)}")
         return [{name: int(row[name]) if name in whole else float(row[name]) for name in DYNAMICS} for row in rows]
     except (OSError, KeyError, TypeError, ValueError) as reason:
         raise InputError(f"cannot read {path}: {reason}") from reason

@@ -34,7 +34,7 @@ def run_methods(
     """Run each config in turn on the same data. What is finished is safe in the folder, whatever happens next."""
     where = choose_device(device)
     check_buildable(configs, datasets)
-    folder = claim_folder(folder)
+    folder = claim_folder(folder, "run.json")
     description: dict[str, Any] = {
         "format": FORMAT,
         "benchmark": configs[0].benchmark,
@@ -67,7 +67,7 @@ def check_buildable(configs: Sequence[Config], datasets: Sequence[Dataset]) -> N
     for config in configs:
         try:
             build_model(config, 0, stream.input_shape, stream.num_classes)
-        except RuntimeError as reason:  # what PyTorch says when memory ends
+        except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
             raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
 
 
@@ -79,7 +79,7 @@ def start_log(path: Path) -> Callable[[str], None]:
     """A function that adds a line, with the time, to the log."""
 
     def log(line: str) -> None:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}\n")
 
     return log

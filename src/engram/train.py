@@ -62,7 +62,7 @@ def run_stream(
     for n, task in enumerate(stream.tasks):
         try:
             train_task(model, penalty, task, n, config, trial, outcome.records, watch)
-            consolidate(penalty, task)
+            consolidate_task(penalty, task)
         except DivergedError as diverged:
             outcome.diverged = diverged
             break
@@ -128,7 +128,7 @@ def step_proximally(loss: Tensor, optimizer: torch.optim.SGD, penalty: Penalty) 
     penalty.proximal_step(optimizer.param_groups[0]["lr"])
 
 
-def consolidate(penalty: Penalty, task: Task) -> None:
+def consolidate_task(penalty: Penalty, task: Task) -> None:
     """Weigh the slow weights for the task just learned, from its training samples."""
     batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation)
     penalty.consolidate(batches, task.classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -49,7 +49,11 @@ class Stream:
     def __iter__(self) -> Iterator[Task]:
         return iter(self.tasks)
 
-    def __getitem__(self, index: int) -> Task:
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
+    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
         return self.tasks[index]
 
     @property
@@ -193,11 +197,17 @@ def from_arrays(
     numbers from 0. By default every output takes part in every task; `classes` names the outputs of each task,
     and the others are then masked out in it.
     """
-    pairs = [(_as_samples(a, b), _as_samples(c, d)) for a, b, c, d in tasks]
+    pairs = []
+    for arrays in tasks:
+        if len(arrays) != 4:
+            raise InputError(
+                f"a task is (train inputs, train targets, test inputs, test targets), not {len(arrays)} arrays"
+            )
+        pairs.append((_as_samples(*arrays[:2]), _as_samples(*arrays[2:])))
     if not pairs:
         raise InputError("a stream needs at least one task")
     if num_classes is None:
-        num_classes = 1 + max(int(s.targets.max()) for pair in pairs for s in pair if len(s))
+        num_classes = 1 + max((int(s.targets.max()) for pair in pairs for s in pair if len(s)), default=0)
     own = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
     names = [f"task {n + 1}" for n in range(len(pairs))] if names is None else names
     if not len(pairs) == len(own) == len(names):
@@ -211,11 +221,17 @@ def from_arrays(
 
 
 def _as_samples(inputs: Any, targets: Any) -> Samples:
-    x = inputs if isinstance(inputs, Tensor) else torch.from_numpy(np.ascontiguousarray(inputs))
-    y = targets if isinstance(targets, Tensor) else torch.from_numpy(np.ascontiguousarray(targets))
+    x, y = (a if isinstance(a, Tensor) else _as_tensor(np.ascontiguousarray(a)) for a in (inputs, targets))
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(f"targets must be whole class numbers, not {y.dtype}")
     return Samples(x if x.dtype == torch.uint8 else x.float(), y.long())
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise InputError(f"arrays must hold numbers, not {array.dtype}") from None
 
 
 def _check_samples(what: str, samples: Samples, shape: tuple[int, ...], classes: Sequence[int]) -> None:

@@ -47,9 +47,9 @@ class DHPSoftmax(nn.Module):
     differentiable in θ, α, η and, by two paths, in h. The trace before the batch is a constant. In
     evaluation the trace is only read.
 
-    η stays where Eq. 3 is a weighted mean, in [0, 1]: before each training batch it is projected back onto
-    that interval, should the optimizer have stepped over its edge. `eta_range="unbounded"` is the paper's
-    literal form, without that projection.
+    η stays where Eq. 3 is a weighted mean, in [0, 1]: before each training batch it is projected back onto that
+    interval, should the optimizer have stepped over its edge (until then `.eta` shows where it stepped).
+    `eta_range="unbounded"` is the paper's literal form, without that projection.
 
     Args:
         in_features: number m of hidden units.
@@ -158,7 +158,8 @@ class DHPSoftmax(nn.Module):
     @torch.no_grad()
     def dynamics(self) -> dict[str, Tensor]:
         """The paper's view on the layer as it learns: η, ‖Hebb‖ and ‖α‖ (Frobenius)."""
-        return {"eta": self.eta.clone(), "hebb_norm": self.hebb.norm(), "alpha_norm": self.alpha.norm()}
+        eta = self.eta.clamp(0, 1) if self.eta_range == "unit" else self.eta.clone()  # as the next batch will use it
+        return {"eta": eta, "hebb_norm": self.hebb.norm(), "alpha_norm": self.alpha.norm()}
 
     def extra_repr(self) -> str:
         alpha = "synapse" if self.alpha.ndim else "uniform"
@@ -169,6 +170,8 @@ class DHPSoftmax(nn.Module):
             raise InputError(
                 f"hidden activations must have shape (batch, {self.in_features}), not {tuple(hidden.shape)}"
             )
+        if hidden.dtype != self.weight.dtype and not torch.is_autocast_enabled(hidden.device.type):
+            raise InputError(f"hidden activations must be {self.weight.dtype} like the layer, not {hidden.dtype}")
 
     def _check_target(self, hidden: Tensor, target: Tensor | None) -> Tensor:
         if target is None:
@@ -176,6 +179,8 @@ class DHPSoftmax(nn.Module):
                 "a DHPSoftmax in training mode writes its trace and needs the batch's targets: "
                 "call head(hidden, target), or head.eval() before predicting"
             )
+        if not isinstance(target, Tensor):
+            raise InputError(f"targets must be a tensor of class numbers, not a {type(target).__name__}")
         if target.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
             raise InputError(f"targets must be class numbers (int64), not {target.dtype}")
         if target.shape != hidden.shape[:1]:

@@ -18,6 +18,10 @@ class PlainSoftmax(nn.Linear):
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         return super().forward(hidden)
 
+    def weight_slopes(self) -> dict[str, Tensor]:
+        """Derivative of the weight in force by each parameter of its shape."""
+        return {"weight": torch.ones_like(self.weight)}
+
 
 class MatchedSoftmax(nn.Module):
     """The paper's baseline, as large as the plastic layer by an extra set of slow weights:  z = (θ + θ′) h.

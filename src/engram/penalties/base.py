@@ -118,6 +118,8 @@ class Penalty(ABC):
         """Restore what `state_dict` gave; refused whole if it belongs to another model."""
         state = dict(state)
         num_terms = len({key.split(".")[1] for key in state if key.startswith("terms.")})
+        if num_terms > 1 and not self.keeps_every_term:
+            raise InputError(f"this state does not belong to {type(self).__name__}: it has {num_terms} terms, not one")
         terms = [
             Term(self._take(state, f"terms.{i}.importance."), self._take(state, f"terms.{i}.anchor."))
             for i in range(num_terms)
@@ -131,6 +133,7 @@ class Penalty(ABC):
         for group, tensors in extra.items():
             setattr(self, group, tensors)
 
+    keeps_every_term = False  # a term a task, or one for all
     extra_groups: tuple[str, ...] = ()  # attributes of a subclass, each a tensor per weight, that are state as well
 
     def extra_state(self) -> dict[str, Tensor]:

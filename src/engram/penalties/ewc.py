@@ -42,6 +42,8 @@ class EWC(Penalty):
         self.labels = labels
         self.seed = seed
 
+    keeps_every_term = True
+
     def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
         self.terms = [*self.terms, Term(self.fisher(batches, classes), self.snapshot())]
 
@@ -56,16 +58,19 @@ class EWC(Penalty):
         def labelled(inputs: Tensor, targets: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
             """The labels to take the gradient for, each with the root of its weight, since the gradient is squared."""
             if self.labels == "true":
-                yield targets.long(), torch.ones(len(targets), device=inputs.device)
+                own = range(self.model(inputs[:1]).shape[1]) if classes is None else classes
+                stray = set(targets.unique().tolist()) - set(own)
+                if stray:
+                    raise InputError(f"the label {min(stray)} is not among the classes {own[0]} to {own[-1]}")
+                yield targets, torch.ones(len(targets), device=inputs.device)
                 return
-            with torch.no_grad():
-                p = mask_logits(self.model(inputs), classes).softmax(dim=1)
+            p = mask_logits(self.model(inputs), classes).softmax(dim=1)
             if self.labels == "sampled":
                 drawn = torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
                 yield drawn, torch.ones_like(p[:, 0])
                 return
             for c in range(p.shape[1]) if classes is None else classes:
-                yield torch.full_like(targets, c, dtype=torch.long), p[:, c].sqrt()
+                yield torch.full_like(targets, c), p[:, c].sqrt()
 
         return mean_per_sample(self.model, self.parameters, log_likelihood, torch.square, batches, labelled)
 
@@ -93,6 +98,8 @@ class OnlineEWC(EWC):
         if not 0 <= gamma <= 1:
             raise InputError(f"gamma must lie in [0, 1], not {gamma}")
         self.gamma = gamma
+
+    keeps_every_term = False
 
     def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
         importance = self.fisher(batches, classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ def mean_per_sample(
     parameters: dict[str, nn.Parameter],
     objective: Objective,
     function: Function,
-    batches: Iterable[tuple[Tensor, Tensor] | Tensor],
+    batches: Iterable[Any],
     variants: Variants | None = None,
 ) -> dict[str, Tensor]:
     """1/N Σ_samples Σ_variants function(∂ objective / ∂θ), with the model frozen and left as it was found.
@@ -31,9 +32,8 @@ def mean_per_sample(
     num_samples = 0
     with frozen(model), torch.no_grad():
         for batch in batches:
-            inputs, targets = (batch, None) if isinstance(batch, Tensor) else batch
-            inputs = inputs.to(device)
-            for arguments in [()] if variants is None else variants(inputs, _labels(targets, device)):
+            inputs, targets = _unpack(batch, device)
+            for arguments in [()] if variants is None else variants(inputs, _checked(targets, inputs)):
                 sums = sum_per_sample(model, parameters, objective, function, inputs, *arguments)
                 total = {name: total[name] + sums[name] for name in total}
             num_samples += len(inputs)
@@ -47,7 +47,21 @@ def mean_per_sample(
     return {name: value / num_samples for name, value in total.items()}
 
 
-def _labels(targets: Tensor | None, device: torch.device) -> Tensor:
+def _unpack(batch: Any, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """(inputs, targets, ...) as loaders yield it, or inputs alone."""
+    parts = (batch,) if isinstance(batch, Tensor) else tuple(batch)[:2]
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise InputError("batches must yield tensors: (inputs, targets), or inputs alone where no labels are needed")
+    inputs, targets = (*(part.to(device) for part in parts), None)[:2]
+    assert inputs is not None
+    return inputs, targets
+
+
+def _checked(targets: Tensor | None, inputs: Tensor) -> Tensor:
     if targets is None:
         raise InputError("this penalty's importances need labels: batches must yield (inputs, targets)")
-    return targets.to(device)
+    if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise InputError(f"targets must be class numbers (int64), not {targets.dtype}")
+    if targets.shape != inputs.shape[:1]:
+        raise InputError(f"targets must have shape ({len(inputs)},), one for each input, not {tuple(targets.shape)}")
+    return targets.long()

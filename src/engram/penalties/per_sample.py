@@ -2,8 +2,9 @@
 
 The gradient of a linear layer for one sample is an outer product, d_j x_i, and f(d_j x_i) = f(d_j) f(x_i), so the
 sum over a batch is one matrix product, f(D)ᵀ f(X): exact, at the price of a forward and a backward pass. A
-convolution takes one small product per sample. Parameters of any other module go through `torch.func.vmap`, or,
-where a module cannot be mapped, through one backward pass per sample.
+convolution takes one small product per sample. That holds where a layer's own forward, called once on one row a
+sample, is all that uses its parameters. Everything else goes through `torch.func.vmap`, or, where a module cannot
+be mapped, through one backward pass per sample.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ def sum_per_sample(
     *arguments: Tensor,
 ) -> dict[str, Tensor]:
     """Σ_b function(∂ objective_b / ∂θ) for each named parameter; the model must be in evaluation mode."""
-    layers = _layers_with_products(model, parameters)
-    sums, slow = _sum_by_products(model, layers, parameters, objective, function, inputs, arguments)
-    if slow:
-        sums |= _sum_by_mapping(model, slow, objective, function, inputs, arguments)
+    sums, left = _sum_by_products(model, parameters, objective, function, inputs, arguments)
+    if left:
+        sums |= _sum_by_mapping(model, left, objective, function, inputs, arguments)
     return {name: sums[name] for name in parameters}
 
 
@@ -49,34 +49,21 @@ def frozen(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _layers_with_products(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
-    """The modules, by prefix, whose per-sample gradients are known in closed form."""
-    return {
-        f"{prefix}." if prefix else "": module
-        for prefix, module in model.named_modules()
-        if isinstance(module, nn.Linear) or hasattr(module, "weight_slopes") or _is_plain_convolution(module)
-    }
-
-
-def _is_plain_convolution(module: nn.Module) -> bool:
-    return isinstance(module, nn.Conv2d) and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-
-
 def _sum_by_products(
     model: nn.Module,
-    layers: dict[str, nn.Module],
     parameters: dict[str, nn.Parameter],
     objective: Objective,
     function: Function,
     inputs: Tensor,
     arguments: tuple[Tensor, ...],
 ) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
-    """The sums of all parameters in `layers`, and the parameters that are left."""
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {prefix: [] for prefix in layers}
+    """The sums of all parameters whose gradients are known in closed form, and the parameters that are left."""
+    layers = {f"{name}." if name else "": layer for name, layer in model.named_modules() if _has_products(layer)}
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {prefix: [] for prefix in layers}
 
     def watch(prefix: str) -> Callable:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            seen[prefix].append((args[0].detach(), output))
+            calls[prefix].append((args[0].detach(), output))
             return output.clone()  # so that an activation in place does not change the output that is kept
 
         return hook
@@ -84,34 +71,58 @@ def _sum_by_products(
     handles = [layer.register_forward_hook(watch(prefix)) for prefix, layer in layers.items()]
     try:
         with torch.enable_grad():
-            outputs = model(inputs)
-            total = objective(outputs, *arguments).sum()
+            total = objective(model(inputs), *arguments).sum()
     finally:
         for handle in handles:
             handle.remove()
 
-    # A layer that was called twice, or not at all, has no single outer product: it is left to the mapping.
-    called = {prefix: calls[0] for prefix, calls in seen.items() if len(calls) == 1 and calls[0][1].requires_grad}
-    deltas = torch.autograd.grad(total, [output for _, output in called.values()], allow_unused=True) if called else ()
+    num_uses = _count_uses(total)
+    once = {
+        prefix: seen[0]
+        for prefix, seen in calls.items()
+        if len(seen) == 1 and seen[0][1].requires_grad and _is_row_a_sample(layers[prefix], seen[0][0], len(inputs))
+    }
+    deltas = torch.autograd.grad(total, [output for _, output in once.values()], allow_unused=True) if once else ()
     sums: dict[str, Tensor] = {}
     left = dict(parameters)
-    owners = _count_owners(model)
-    for (prefix, (entered, _)), delta in zip(called.items(), deltas, strict=True):
-        if delta is None or len(entered) != len(inputs):
+    for (prefix, (entered, _)), delta in zip(once.items(), deltas, strict=True):
+        if delta is None:
             continue
         for name, value in _layer_sums(layers[prefix], entered, delta, function).items():
-            if prefix + name in left and owners[left[prefix + name]] == 1:
+            if prefix + name in left and num_uses.get(left[prefix + name]) == 1:
                 del left[prefix + name]
                 sums[prefix + name] = value
     return sums, left
 
 
-def _count_owners(model: nn.Module) -> dict[nn.Parameter, int]:
-    """In how many places each parameter stands: tied weights get gradient from all of them."""
-    owners: dict[nn.Parameter, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        owners[parameter] = owners.get(parameter, 0) + 1
-    return owners
+def _has_products(layer: nn.Module) -> bool:
+    """Whether a layer's forward is known: a subclass with a forward of its own may do anything with the weight."""
+    if isinstance(layer, nn.Conv2d):
+        plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        return plain and type(layer).forward is nn.Conv2d.forward
+    return type(layer).forward is nn.Linear.forward or hasattr(layer, "weight_slopes")
+
+
+def _is_row_a_sample(layer: nn.Module, entered: Tensor, num_samples: int) -> bool:
+    """Of inputs with more axes one cannot know which is the sample's: a sequence may come first."""
+    return len(entered) == num_samples and entered.ndim == (4 if isinstance(layer, nn.Conv2d) else 2)
+
+
+def _count_uses(total: Tensor) -> dict[Tensor, int]:
+    """How many operations of the graph behind `total` use each parameter: a tied weight has several."""
+    uses: dict[Tensor, int] = {}
+    seen = {total.grad_fn}
+    open_nodes = [total.grad_fn]
+    while open_nodes:
+        node = open_nodes.pop()
+        for following, _ in node.next_functions if node is not None else ():
+            variable = getattr(following, "variable", None)  # the end of a path, where .grad is accumulated
+            if variable is not None:
+                uses[variable] = uses.get(variable, 0) + 1
+            elif following is not None and following not in seen:
+                seen.add(following)
+                open_nodes.append(following)
+    return uses
 
 
 @torch.no_grad()
@@ -119,17 +130,11 @@ def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Func
     """Σ_b function(gradient) of one layer's parameters, from its inputs x and its outputs' gradients d."""
     if isinstance(layer, nn.Conv2d):
         return _convolution_sums(layer, entered, delta, function)
-    if entered.ndim == 2:
-        weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
-        bias = function(delta).sum(dim=0)
-    else:  # positions (a sequence, say) share the weights: they add up within a sample, before f
-        x, d = entered.flatten(1, -2), delta.flatten(1, -2)  # (B, T, in), (B, T, out)
-        weight = function(torch.einsum("bto,bti->boi", d, x)).sum(dim=0)
-        bias = function(d.sum(dim=1)).sum(dim=0)
+    weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
     slopes = getattr(layer, "weight_slopes", None)
     if slopes is not None:
         return {name: function(slope) * weight for name, slope in slopes().items()}
-    return {"weight": weight, "bias": bias}
+    return {"weight": weight, "bias": function(delta).sum(dim=0)}
 
 
 def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
