@@ -21,6 +21,7 @@ demo: env
 	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out demo
 	$(BIN)/engram figures demo
 
+test: export OMP_NUM_THREADS = 1
 test: env
 	$(BIN)/python -m pytest -n 2
 

@@ -20,7 +20,8 @@ class SI(Penalty):
     Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
 
     Three traps are avoided here. The penalty's own gradient is no part of g: where `loss()` went into the
-    backward pass, it is taken out again. A path that raised the loss makes a weight unimportant, not of
+    backward pass, it is taken out again (if gradients are clipped, or scaled for mixed precision, only
+    `proximal_step` keeps it out). A path that raised the loss makes a weight unimportant, not of
     negative importance. What is remembered of the weights is copies, never views of the live ones.
 
     Args:
