@@ -174,6 +174,14 @@ def test_of_two_claims_on_a_folder_one_is_refused(tmp_path: Path) -> None:
     assert sum("already holds a run" in outcome for outcome in outcomes) == 7
 
 
+def test_a_claim_that_comes_between_looking_and_taking_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").write_text("theirs")
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(()))  # the folder as it was a moment ago
+    with pytest.raises(InputError, match="already holds a run"):
+        claim_folder(tmp_path, "run.json")
+    assert (tmp_path / "run.json").read_text() == "theirs"
+
+
 def test_another_run_is_never_overwritten(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "x", make_result())
     with pytest.raises(InputError, match="already holds a run"):
