@@ -15,7 +15,7 @@ FLOORS = [
     {"evaluate", "build", "results"},
     {"train", "tables", "figures"},
     {"experiment"},
-    {"runs", "display"},
+    {"runs", "display", "cli_data"},
     {"cli"},
 ]
 SAME_FLOOR = {("presets", "config")}

@@ -99,6 +99,17 @@ class TiedByHand(nn.Module):
         return self.out(nn.functional.linear(self.encoder(x).tanh(), self.encoder.weight.T))
 
 
+class ByName(nn.Module):
+    """A layer whose input is passed by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(input=x)
+
+
 class Unused(nn.Module):
     """A layer that no output depends on."""
 
@@ -140,6 +151,7 @@ VECTORS = {
     "sequence first": SequenceFirst,
     "own forward": lambda: nn.Sequential(MaskedLinear(4, 6), nn.Tanh(), nn.Linear(6, 3)),
     "tied by hand": TiedByHand,
+    "by name": ByName,
     "unused": Unused,
     "dhp": lambda: plastic("synapse"),
     "dhp uniform": lambda: plastic("uniform"),

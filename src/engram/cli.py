@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from engram.build import choose_device, dataset_names, load_datasets
+from engram.cli_data import DataFolder, data_app, fetch_datasets
 from engram.config import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_config, parse_setting
-from engram.data import download, sources
+from engram.data.sources import is_present
 from engram.display import RunDisplay, print_table
 from engram.errors import InputError, check_choice
 from engram.figures import draw_all
@@ -29,18 +30,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-data_app = typer.Typer(help="Find, download and check the datasets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-DataFolder = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="DIR",
-        help="Folder of the datasets.",
-        show_default="$ENGRAM_DATA, else the user's cache",
-    ),
-]
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
 
 
@@ -151,54 +142,6 @@ def figures(
         print(path)
 
 
-@data_app.command("list")
-def list_data(data: DataFolder = None) -> None:
-    """Name the datasets, and say which are there.
-
-    Example: engram data list
-    """
-    print(f"in {sources.data_folder(data)}")
-    for name in sources.SOURCES:
-        print(f"  {name:14} {'there' if sources.is_present(name, data) else 'missing'}")
-
-
-@data_app.command("fetch")
-def fetch_data(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Datasets, or 'all'.", show_default=False)],
-    data: DataFolder = None,
-) -> None:
-    """Download datasets, verified, into the data folder.
-
-    Example: engram data fetch mnist fashion-mnist
-    """
-    chosen = [n for n, s in sources.SOURCES.items() if not s.embedded] if names == ["all"] else names
-    for name in chosen:
-        sources.source_named(name)
-    _fetch(chosen, data, Console())
-
-
-@data_app.command("check")
-def check_data(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Datasets.", show_default="all")
-    ] = None,
-    data: DataFolder = None,
-) -> None:
-    """Verify every file: the published one, another of the right structure, missing, or damaged.
-
-    Example: engram data check mnist
-    """
-    damaged = []
-    for name in names or sources.SOURCES:
-        for file in sources.check(name, data):
-            sound = file.state in ("published", "structure", "missing")
-            print(f"{name:14} {file.bytes:>12,}  " + (f"{file.path}: {file.state}" if sound else file.state))
-            if not sound or (names and file.state == "missing"):
-                damaged.append(file.path)
-    if damaged:
-        raise InputError(f"{len(damaged)} file(s) cannot be used, the first of them {damaged[0]}")
-
-
 def _configs(benchmark: str, methods: str | None, changes: dict[str, Any]) -> list[Config]:
     """One config a method, from presets or from a file, with the changes made."""
     for name in ("benchmark", "method"):
@@ -232,20 +175,13 @@ def _fetch_if_ours(config: Config, data: str | None, console: Console) -> None:
     """Download what is missing into Engram's own cache; a folder that a person named is theirs to fill."""
     if data or os.environ.get("ENGRAM_DATA"):
         return
-    missing = [name for name in dataset_names(config) if not sources.is_present(name)]
+    missing = [name for name in dataset_names(config) if not is_present(name)]
     if missing:
         try:
-            _fetch(missing, None, console)
+            fetch_datasets(missing, None, console)
         except InputError as reason:
             hint = "" if config.dataset == "five-datasets" else "; `--dataset mnist-small` needs no download"
             raise InputError(f"{reason}{hint}") from reason
-
-
-def _fetch(names: list[str], data: str | None, console: Console) -> None:
-    with download.progress_bars(console) as bars:
-        for name in names:
-            paths = download.fetch(name, data, progress=bars)
-            console.print(f"{name}: {len(paths)} files verified in {paths[0].parent}", highlight=False)
 
 
 def _print_tables(results: list[Result], console: Console) -> None:

@@ -63,7 +63,8 @@ def _sum_by_products(
 
     def watch(prefix: str) -> Callable:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            calls[prefix].append((args[0].detach(), output))
+            if args:  # an input passed by name is left to the mapping
+                calls[prefix].append((args[0].detach(), output))
             return output.clone()  # so that an activation in place does not change the output that is kept
 
         return hook
@@ -138,7 +139,7 @@ def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Func
 
 
 def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
-    assert not isinstance(layer.padding, str)  # `_is_plain_convolution` saw to that
+    assert not isinstance(layer.padding, str)  # `_has_products` saw to that
     patches = F.unfold(entered, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (B, in·k·k, L)
     patches = patches.unflatten(1, (layer.groups, -1))  # (B, G, in/G·k·k, L)
     d = delta.flatten(2).unflatten(1, (layer.groups, -1))  # (B, G, out/G, L)
