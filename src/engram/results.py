@@ -12,6 +12,7 @@ import io
 import json
 import os
 import platform
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -203,8 +204,14 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "engram": __version__,
-        **{package: metadata.version(package) for package in ("torch", "numpy", "scipy")},
+        **{package: _version_of(package) for package in ("torch", "numpy", "scipy")},
     }
+
+
+def _version_of(package: str) -> str:
+    """As the package itself says, which may name its build too; this module need not import it for that."""
+    loaded = sys.modules.get(package)
+    return str(loaded.__version__) if loaded is not None else metadata.version(package)
 
 
 def _umask() -> int:
