@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import engram
@@ -26,7 +25,7 @@ def test_the_loop_runs_and_remembers() -> None:
     torch.manual_seed(0)
     features = nn.Sequential(nn.Linear(20, 512), nn.ReLU())
     task = DataLoader(TensorDataset(torch.randn(96, 20), torch.randint(10, (96,))), batch_size=32)
-    names = {"features": features, "task": task, "cross_entropy": cross_entropy}
+    names: dict = {"features": features, "task": task}
     exec(block_with("DHPSoftmax"), names)
     assert names["head"].hebb.abs().sum() > 0
     assert len(names["penalty"].terms) == 1
