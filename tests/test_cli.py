@@ -469,7 +469,7 @@ def test_check_counts_the_files_that_cannot_be_used(engram: Engram, data: Path) 
     assert_is_refusal(outcome)
     assert "1 file" in outcome.err
     assert "train-labels-idx1-ubyte" in outcome.err
-    assert outcome.out.count(": structure") == 3
+    assert outcome.out.count(": usable, but not the published file") == 3
 
 
 def test_the_list_says_which_datasets_are_there(engram: Engram, data: Path) -> None:
@@ -669,7 +669,7 @@ def test_an_interrupted_run_keeps_what_was_finished(out: Path, engram: Engram) -
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == "engram: stopped; the trials that were finished are kept\n"
+    assert err == "engram: stopped; what was finished is kept\n"
     assert engram("table", out).code == 0
     assert "finished" not in json.loads((out / "run.json").read_text())
 
@@ -764,3 +764,10 @@ def test_a_kept_config_has_its_own_method_and_benchmark(
     assert "runs from Python" in engram.refusal("run", own, "--out", out)
     assert "no benchmark 'own'" in engram.refusal("run", "own", "--out", out)
     assert not out.exists()
+
+
+def test_a_folder_with_brackets_in_its_name_is_just_a_folder(engram: Engram, tmp_path: Path) -> None:
+    out = tmp_path / "a[/b]c"
+    outcome = engram("run", "split-mnist", *QUICK, "--methods", "finetune", "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"Results are in {out}" in outcome.out

@@ -215,7 +215,7 @@ def test_counts_are_at_least_one(name: str, value: int) -> None:
         ("learning_rate", (0.0, -0.01, math.nan, math.inf)),
         ("gamma", (-0.1, 1.1, math.nan)),
         ("xi", (0.0, -0.1, math.nan, math.inf)),
-        ("strength", (0.0, -1.0, math.nan, math.inf, None)),
+        ("strength", (0.0, -1.0, math.nan, math.inf)),
     ],
 )
 def test_a_number_out_of_its_range_is_refused(name: str, values: tuple[Any, ...]) -> None:
@@ -336,6 +336,11 @@ def test_a_missing_file_is_one_sentence_that_names_it(tmp_path: Path, name: str)
 )
 def test_a_setting_is_read_as_a_person_types_it(text: str, expected: dict[str, Any]) -> None:
     assert parse_setting(text) == expected
+
+
+def test_a_method_with_a_penalty_needs_a_strength() -> None:
+    with pytest.raises(InputError, match=r"the method dhp\+si needs a strength"):
+        from_dict({"benchmark": "split-mnist", "method": "dhp+si"})
 
 
 def test_true_stays_the_word_where_a_word_is_meant() -> None:

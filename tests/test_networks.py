@@ -73,5 +73,9 @@ def test_all_methods_of_a_trial_begin_with_the_same_slow_weights(benchmark: str)
 def test_building_a_model_leaves_the_global_random_numbers_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
+    if torch.cuda.is_available():
+        on_gpu = torch.cuda.get_rng_state()
     build_model(preset("split-mnist", "dhp"), 0, (1, 28, 28), 10)
     assert torch.equal(torch.get_rng_state(), before)
+    if torch.cuda.is_available():
+        assert torch.equal(torch.cuda.get_rng_state(), on_gpu)

@@ -248,6 +248,17 @@ def test_the_proximal_step_cannot_diverge_where_the_gradient_does(make_penalty) 
     assert penalty.loss().item() > 1e3 * distance, "the plain gradient step overshoots here"
 
 
+def test_the_proximal_step_holds_at_the_anchor_where_the_strength_overflows() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    penalty = MAS(model, strength=3e38)
+    penalty.consolidate([torch.full((2, 2), 1e3)])
+    anchor = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1)
+    penalty.proximal_step(1.0)
+    torch.testing.assert_close(model.weight.detach(), anchor)
+
+
 def test_the_proximal_step_follows_strength_learning_rate_and_new_terms(make_penalty) -> None:
     torch.manual_seed(0)
     model = NETWORKS["linear"]().double()
@@ -587,7 +598,7 @@ def test_mas_takes_batches_of_inputs_alone_as_loaders_yield_them() -> None:
         (torch.tensor([0.0, 1.5]), None, "class numbers"),
         (torch.tensor([0]), None, r"shape \(2,\)"),
         (torch.tensor([[0], [1]]), None, r"shape \(2,\)"),
-        (torch.tensor([0, 2]), None, "label 2 is not among the classes 0 to 1"),
+        (torch.tensor([0, 2]), None, "label 2 is not among the classes 0, 1"),
         (torch.tensor([0, -1]), None, "label -1"),
         (torch.tensor([0, 1]), (0,), "label 1"),
     ],
@@ -608,8 +619,17 @@ def test_online_ewc_refuses_the_state_of_ewc() -> None:
         online.load_state_dict(ewc.state_dict())
 
 
+@pytest.mark.parametrize("labels", ["sampled", "exact"])
+def test_ewc_with_labels_of_its_own_takes_inputs_alone(labels: str) -> None:
+    model = nn.Linear(3, 2).double()
+    inputs = torch.randn(5, 3, dtype=torch.float64)
+    with_targets = EWC(model, strength=1, labels=labels).fisher([(inputs, torch.zeros(5, dtype=torch.long))])
+    alone = EWC(model, strength=1, labels=labels).fisher([inputs])
+    assert torch.equal(alone["weight"], with_targets["weight"])
+
+
 def test_ewc_without_labels_is_refused() -> None:
-    with pytest.raises(InputError, match="need labels"):
+    with pytest.raises(InputError, match="true labels need them"):
         EWC(nn.Linear(1, 2), strength=1).consolidate([torch.ones(2, 1)])
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from engram import DHPSoftmax, MatchedSoftmax, PlainSoftmax
+from engram.freezing import frozen
 from engram.nn.networks import Network
 from engram.penalties import per_sample
-from engram.penalties.per_sample import frozen, sum_per_sample
+from engram.penalties.per_sample import sum_per_sample
 
 
 def by_loop(model, parameters, objective, function, inputs) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from engram.errors import InputError
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax
 from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC
-from engram.presets import MIXTURE, PAPER_RESULTS, departures, preset
+from engram.presets import MIXTURE, PAPER_RESULTS, changes_from_preset, preset
 
 BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
 SHAPES = {
@@ -168,9 +168,9 @@ def test_unknown_names_are_refused() -> None:
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_a_preset_departs_from_nothing(benchmark: str) -> None:
     for method in METHODS:
-        assert departures(preset(benchmark, method)) == {}
+        assert changes_from_preset(preset(benchmark, method)) == {}
 
 
-def test_departures_name_both_values_but_not_trials_and_seed() -> None:
+def test_changes_from_preset_name_both_values_but_not_trials_and_seed() -> None:
     config = preset("split-mnist", "si", epochs=1, hidden=[8], strength=2.0, trials=2, seed=5)
-    assert departures(config) == {"epochs": (1, 10), "hidden": ([8], [256, 256]), "strength": (2.0, 1.0)}
+    assert changes_from_preset(config) == {"epochs": (1, 10), "hidden": ([8], [256, 256]), "strength": (2.0, 1.0)}

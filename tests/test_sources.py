@@ -21,7 +21,7 @@ from engram.data.formats import parse_cifar
 from engram.data.sources import (
     check,
     chosen_folder,
-    data_folder,
+    existing_folder,
     is_present,
     is_usable,
     load,
@@ -87,13 +87,13 @@ def test_right_structure_loads(
     assert dataset.train.inputs.dtype == torch.uint8
     assert dataset.train.inputs.is_contiguous()
     record = {"name": name, "origin": "structure", "train": len(train), "test": len(test)}
-    assert json.loads(json.dumps(dataset.record())) == record
+    assert json.loads(json.dumps(dataset.provenance())) == record
     assert {found.state for found in check(name, made_up)} == {"structure"}
 
 
 def test_mnist_small_is_inside_the_package() -> None:
     dataset = load("mnist-small")
-    assert dataset.record() == {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}
+    assert dataset.provenance() == {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}
     assert dataset.train.targets.bincount().tolist() == [1000] * 10
     assert dataset.test.targets.bincount().tolist() == [200] * 10
     assert dataset.train.inputs.shape == (10000, 1, 28, 28)
@@ -204,20 +204,20 @@ def test_data_folder_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     given.mkdir()
     named.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert data_folder() == tmp_path / "cache" / "engram"
+    assert existing_folder() == tmp_path / "cache" / "engram"
     monkeypatch.setenv("ENGRAM_DATA", str(named))
-    assert data_folder() == named
-    assert data_folder(str(given)) == given
+    assert existing_folder() == named
+    assert existing_folder(str(given)) == given
     monkeypatch.delenv("ENGRAM_DATA")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_folder() == tmp_path / ".cache" / "engram"
+    assert existing_folder() == tmp_path / ".cache" / "engram"
     assert chosen_folder("~/given") == given
 
 
 def test_named_folder_must_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as error:
-        data_folder(tmp_path / "nowhere")
+        existing_folder(tmp_path / "nowhere")
     assert_one_sentence(error, "does not exist", file=str(tmp_path / "nowhere"))
     file = tmp_path / "file"
     file.touch()

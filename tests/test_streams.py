@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engram import InputError, streams
-from engram.data.batches import as_floats, batches_of, num_batches
+from engram.data.batches import batches_of, num_batches, read_inputs
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
 from engram.data.streams import as_colour_32, removal_probabilities
@@ -153,6 +153,7 @@ GOOD = (np.zeros((4, 2)), np.array([0, 1, 0, 1]), np.zeros((2, 2)), np.array([0,
         ([GOOD], {"classes": [(0, 1), (1,)]}, "1 tasks but 2 groups"),
         ([GOOD], {"classes": [(0, 5)], "num_classes": 2}, r"lie in 0\.\.1"),
         ([GOOD[:3]], {}, "not 3 arrays"),
+        ([GOOD], {"classes": [(0, 1, 1)]}, "once each"),
         ([(np.zeros((0, 2)), np.zeros(0, int)) * 2], {}, "empty"),
         ([(GOOD[0], np.array(["a", "b", "a", "b"]), *GOOD[2:])], {}, "must hold numbers"),
     ],
@@ -167,6 +168,7 @@ def test_bad_numbers_of_tasks_are_refused(digits) -> None:
         lambda: streams.permuted(digits, num_tasks=0),
         lambda: streams.imbalanced(digits, num_tasks=-1),
         lambda: streams.split(digits, num_tasks=6),
+        lambda: streams.split(digits, classes_per_task=0),
         lambda: streams.mixture([pictures("grey", 1, 28)], num_tasks=2),
     ):
         with pytest.raises(InputError, match="task"):
@@ -193,8 +195,8 @@ def test_batches_cover_every_sample_once_in_an_order_that_is_given() -> None:
 
 
 def test_pixels_become_fractions_and_floats_stay() -> None:
-    assert as_floats(torch.tensor([[0, 51, 255]], dtype=torch.uint8)).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
-    assert as_floats(torch.tensor([[3.5]])).tolist() == [[3.5]]
+    assert read_inputs(torch.tensor([[0, 51, 255]], dtype=torch.uint8)).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
+    assert read_inputs(torch.tensor([[3.5]])).tolist() == [[3.5]]
 
 
 def test_seeds_differ_by_every_part_of_their_place() -> None:

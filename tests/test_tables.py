@@ -47,7 +47,10 @@ def test_a_summary_is_worked_out_by_hand() -> None:
         ("finetune", "75.00", "5.00", "-0.350", "55.00", "95.00"),
         ("dhp", "85.00", "0.00", "-0.175", "72.50", "97.50"),
     ]
-    assert table.notes == (ABOUT, "Not the paper's settings: dataset mnist-small (mnist); num_tasks 2 (5).")
+    assert table.notes == (
+        ABOUT,
+        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).",
+    )
 
 
 def test_markdown_is_exact() -> None:
@@ -61,7 +64,7 @@ def test_markdown_is_exact() -> None:
         "\n"
         f"{ABOUT}\n"
         "\n"
-        "Not the paper's settings: dataset mnist-small (mnist); num_tasks 2 (5).\n"
+        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).\n"
     )
 
 
@@ -88,7 +91,7 @@ def test_text_is_exact() -> None:
         "  dhp       85.00   0.00  -0.175    72.50   97.50",
         "",
         ABOUT,
-        "Not the paper's settings: dataset mnist-small (mnist); num_tasks 2 (5).",
+        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).",
     ]
 
 
@@ -139,7 +142,7 @@ def test_the_papers_values_are_those_of_the_benchmark_and_method(benchmark: str,
 def test_other_epochs_are_noted_beside_the_papers_values() -> None:
     table = summary([make_paper_result("finetune", epochs=1)])
     assert table.columns[-2:] == ("paper %", "paper BWT")
-    assert table.notes[1] == "Not the paper's settings: epochs 1 (10)."
+    assert table.notes[1] == "Changed from the preset (in brackets): epochs 1 (10)."
 
 
 @pytest.mark.parametrize("dataset", ["mnist-small", "fashion-mnist", "notmnist"])
@@ -188,7 +191,7 @@ def test_a_single_task_has_no_transfer() -> None:
 def test_settings_that_are_not_the_papers_are_named() -> None:
     result = make_result("finetune", (0.5, 0.9), dataset="mnist", num_tasks=2, epochs=1, hidden=[8])
     assert summary([result]).notes[1] == (
-        "Not the paper's settings: num_tasks 2 (5); hidden [8] ([256, 256]); epochs 1 (10)."
+        "Changed from the preset (in brackets): num_tasks 2 (5); hidden [8] ([256, 256]); epochs 1 (10)."
     )
 
 
@@ -197,6 +200,11 @@ def test_a_strength_that_two_methods_do_not_share_is_named_for_each() -> None:
     note = summary(results).notes[1]
     assert "7.0 (1.0)" in note
     assert "9.0 (400.0)" in note
+
+
+def test_trials_that_are_still_missing_are_named() -> None:
+    notes = summary([make_result("si", (0.5, 0.9), trials=4)]).notes
+    assert notes[-1] == "si: 1 of 4 trials so far."
 
 
 def test_data_that_are_not_the_published_are_named() -> None:

@@ -238,6 +238,31 @@ def test_a_trial_that_diverges_is_marked_and_keeps_what_it_had_learned() -> None
     assert len(outcome.rows) == 1
 
 
+@pytest.mark.parametrize("method", ["finetune", "dhp", "dhp+si", "dhp+ewc"])
+def test_an_overflow_in_a_task_s_last_step_is_a_divergence(method: str) -> None:
+    stream = two_blobs(num_tasks=3)
+    config = preset("own", method, strength=1.0 if "+" in method else None, hidden=[8], epochs=1, batch_size=80)
+    model = build_model(config, 0, stream.input_shape, stream.num_classes)
+    penalty = build_penalty(config, 0, model)
+
+    def overflow() -> None:
+        with torch.no_grad():
+            model.features[1].weight.fill_(float("inf"))
+
+    penalty.after_step = overflow  # after the only step of the first task
+    outcome = run_stream(model, penalty, stream, config, 0)
+    assert outcome.diverged is not None
+    assert (outcome.diverged.task, outcome.diverged.step) == (0, 0)
+    assert outcome.rows == []
+
+
+def test_evaluation_leaves_a_frozen_layer_frozen() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).train()
+    model[1].eval()
+    accuracy(model, two_blobs()[0])
+    assert (model.training, model[1].training) == (True, False)
+
+
 @pytest.mark.parametrize("method", ["finetune", "dhp", "dhp+mas", "si"])
 def test_a_diverging_experiment_ends_with_a_mark_and_nan(digits, method: str) -> None:
     config = preset(
@@ -279,3 +304,10 @@ def test_a_stream_and_the_benchmark_own_go_together() -> None:
         engram.run(preset("split-mnist", "dhp"), stream=two_blobs())
     with pytest.raises(engram.InputError, match="strength"):
         preset("own", "mas")
+
+
+def test_a_network_that_does_not_fit_the_inputs_is_refused_in_one_sentence() -> None:
+    with pytest.raises(engram.InputError, match="square images"):
+        engram.run(preset("own", "finetune", network="cnn"), stream=two_blobs())
+    with pytest.raises(engram.InputError, match="cannot be built"):
+        engram.run(preset("own", "finetune", hidden=[10**13]), stream=two_blobs())

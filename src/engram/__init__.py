@@ -2,13 +2,13 @@
 
 from engram.config import Config, load_config
 from engram.data import streams
-from engram.errors import DivergedError, InputError, NotFiniteError
-from engram.experiment import run
+from engram.errors import InputError, NotFiniteError
+from engram.experiment import Progress, run
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
 from engram.presets import preset
-from engram.results import Result
+from engram.results import Divergence, Result
 from engram.version import __version__
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "SI",
     "Config",
     "DHPSoftmax",
-    "DivergedError",
+    "Divergence",
     "InputError",
     "MatchedSoftmax",
     "NoPenalty",
@@ -25,6 +25,7 @@ __all__ = [
     "OnlineEWC",
     "Penalty",
     "PlainSoftmax",
+    "Progress",
     "Result",
     "__version__",
     "load_config",

@@ -52,14 +52,21 @@ def build_stream(config: Config, trial: int, datasets: Sequence[Dataset]) -> Str
 
 def build_model(config: Config, trial: int, input_shape: Sequence[int], num_classes: int) -> Network:
     """The network of one trial. All methods of a trial begin with the same features and slow weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights", trial))
-        if config.network == "mlp":
-            features = mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
-        else:
-            channels, side, _ = input_shape
-            features = cnn_features(channels, side, config.hidden, config.leaky_slope)
-        return Network(features, build_head(config, num_classes))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
+            return Network(build_features(config, input_shape), build_head(config, num_classes))
+    except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
+        raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
+
+
+def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
+    if config.network == "mlp":
+        return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
+    if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
+        raise InputError(f"the cnn needs square images (channels, side, side) from side 16, not {tuple(input_shape)}")
+    channels, side, _ = input_shape
+    return cnn_features(channels, side, config.hidden, config.leaky_slope)
 
 
 def build_head(config: Config, num_classes: int) -> nn.Module:

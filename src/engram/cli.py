@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from rich.console import Console
 from engram.build import choose_device, dataset_names, load_datasets
 from engram.cli_data import DataFolder, data_app, fetch_datasets
 from engram.config import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_config, parse_setting
-from engram.data.sources import is_present
+from engram.data.sources import is_present, named_folder
 from engram.display import RunDisplay, print_table
 from engram.errors import InputError, check_choice
 from engram.figures import draw_all
@@ -37,6 +37,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.
 
 @app.command()
 def run(
+    context: typer.Context,
     benchmark: Annotated[
         str,
         typer.Argument(
@@ -84,17 +85,18 @@ def run(
     for setting in settings or []:
         changes |= parse_setting(setting)
     configs = _configs(benchmark, methods, changes)
-    choose_device(device)
+    choose_device(device)  # refuse it before anything is downloaded
     console = Console()
     _fetch_if_ours(configs[0], data, console)
     datasets = load_datasets(configs[0], data)
     folder = out or default_folder(configs[0].benchmark)
     with RunDisplay(configs, console) as display:
-        results = run_methods(configs, datasets, folder, device=device, report=display.show)
+        results = run_methods(configs, datasets, folder, command=_command(context), device=device, report=display.show)
     _print_tables(results, console)
     console.print(
         f"Results are in {folder}; `engram figures {folder}` draws them.",
         highlight=False,
+        markup=False,
         soft_wrap=not console.is_terminal,
     )
     _fail_if_diverged(results)
@@ -173,7 +175,7 @@ def _method_names(methods: str | None) -> list[str]:
 
 def _fetch_if_ours(config: Config, data: str | None, console: Console) -> None:
     """Download what is missing into Engram's own cache; a folder that a person named is theirs to fill."""
-    if data or os.environ.get("ENGRAM_DATA"):
+    if named_folder(data) is not None:
         return
     missing = [name for name in dataset_names(config) if not is_present(name)]
     if missing:
@@ -194,7 +196,12 @@ def _fail_if_diverged(results: list[Result]) -> None:
     lost = [f"{result.config.method}, {divergence}" for result in results for divergence in result.diverged]
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        raise InputError(f"{lost[0]}{more}; what was learned until then is kept")
+        raise typer.Exit(_refuse(f"{lost[0]}{more}; what was learned until then is kept"))
+
+
+def _command(context: typer.Context) -> str:
+    """The command as it was given, however it was started."""
+    return shlex.join(["engram", *context.find_root().obj])
 
 
 def _show_version(wanted: bool) -> None:
@@ -224,7 +231,8 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters gets question marks
     try:
-        code = app(args=arguments, standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else [str(argument) for argument in arguments]
+        code = app(args=given, standalone_mode=False, obj=given)
     except ClickException as error:
         code = _refuse(error.format_message())
     except InputError as error:
@@ -234,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
-        print("engram: stopped; the trials that were finished are kept", file=sys.stderr)
+        print("engram: stopped; what was finished is kept", file=sys.stderr)
     sys.exit(code)
 
 

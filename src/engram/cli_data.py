@@ -29,7 +29,7 @@ def list_data(data: DataFolder = None) -> None:
 
     Example: engram data list
     """
-    print(f"in {sources.data_folder(data)}")
+    print(f"in {sources.existing_folder(data)}")
     for name in sources.SOURCES:
         print(f"  {name:14} {'there' if sources.is_present(name, data) else 'missing'}")
 
@@ -63,8 +63,9 @@ def check_data(
     damaged = []
     for name in names or sources.SOURCES:
         for file in sources.check(name, data):
+            words = {"structure": "usable, but not the published file"}.get(file.state, file.state)
             sound = file.state in ("published", "structure", "missing")
-            print(f"{name:14} {file.bytes:>12,}  " + (f"{file.path}: {file.state}" if sound else file.state))
+            print(f"{name:14} {file.bytes:>12,}  " + (f"{file.path}: {words}" if sound else words))
             if not sound or (names and file.state == "missing"):
                 damaged.append(file.path)
     if damaged:
@@ -75,4 +76,4 @@ def fetch_datasets(names: list[str], data: str | None, console: Console) -> None
     with download.progress_bars(console) as bars:
         for name in names:
             paths = download.fetch(name, data, progress=bars)
-            console.print(f"{name}: {len(paths)} files are ready in {paths[0].parent}", highlight=False)
+            console.print(f"{name}: {len(paths)} files are ready in {paths[0].parent}", highlight=False, markup=False)

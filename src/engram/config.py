@@ -93,9 +93,10 @@ class Config:
         _check("learning_rate", 0 < self.learning_rate <= LARGEST, self, "above 0")
         _check("gamma", 0 <= self.gamma <= 1, self, "in [0, 1]")
         _check("xi", 0 < self.xi <= LARGEST, self, "above 0")
-        if self.penalty is not None or self.strength is not None:
-            known = self.strength is not None and 0 < self.strength <= LARGEST
-            _check("strength", known, self, "above 0")
+        if self.strength is not None:
+            _check("strength", 0 < self.strength <= LARGEST, self, "above 0")
+        elif self.penalty is not None:
+            raise InputError(f"the method {self.method} needs a strength, and has none: strength must be above 0")
 
     @property
     def plastic(self) -> bool:

@@ -18,7 +18,7 @@ from engram.tables import Table
 class RunDisplay:
     """A bar for the whole run and one for each method, with the accuracies on the tasks so far beside it.
 
-    Where the output is no terminal, a line for each trial takes the bars' place.
+    Where the output is no terminal, a line for each trial takes the bars' place. A trial that diverged is said anyhow.
     """
 
     def __init__(self, configs: Sequence[Config], console: Console):
@@ -57,6 +57,9 @@ class RunDisplay:
         self.done[method] = seen.share
         self.bars.update(bar, completed=seen.share)
         self.bars.update(self.whole, completed=sum(self.done.values()))
+        for divergence in seen.result.diverged if seen.result is not None else ():
+            if divergence.trial == seen.trial:
+                self.console.print(f"{method}, {divergence}", highlight=False)
         if seen.row is not None:
             last = seen.config.first_trial + seen.config.trials
             self.bars.update(bar, line=f"trial {seen.trial + 1}/{last}: {_percents(seen.row)}")
@@ -77,7 +80,7 @@ def print_table(table: Table, console: Console) -> None:
     drawn.width = console.measure(drawn, options=console.options.update(max_width=1000)).maximum
     console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
     for note in table.notes:
-        console.print(note, style="dim", highlight=False, soft_wrap=not console.is_terminal)
+        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _percents(row: Sequence[float]) -> str:

@@ -9,6 +9,7 @@ from torch import nn
 
 from engram.data.batches import batches_of
 from engram.data.streams import Task
+from engram.freezing import frozen
 from engram.masking import mask_logits
 
 EVALUATION_BATCH = 1000
@@ -17,12 +18,10 @@ EVALUATION_BATCH = 1000
 @torch.no_grad()
 def accuracy(model: nn.Module, task: Task) -> float:
     """The share of test samples, in [0, 1], whose class gets the largest of the task's own logits."""
-    was_training = model.training
-    model.eval()
     correct = torch.zeros((), dtype=torch.int64, device=task.test.targets.device)
-    for inputs, targets in batches_of(task.test, EVALUATION_BATCH, permutation=task.permutation):
-        correct += (mask_logits(model(inputs), task.classes).argmax(dim=1) == targets).sum()
-    model.train(was_training)
+    with frozen(model):
+        for inputs, targets in batches_of(task.test, EVALUATION_BATCH, permutation=task.permutation):
+            correct += (mask_logits(model(inputs), task.classes).argmax(dim=1) == targets).sum()
     return int(correct) / len(task.test)
 
 

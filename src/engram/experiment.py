@@ -53,10 +53,11 @@ def run(
         report: called with a `Progress` now and then.
     """
     if (stream is not None) != (config.benchmark == "own"):
-        raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', method)")
+        raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', 'dhp')")
     if stream is None:
         return run_on(config, load_datasets(config, data), device=device, report=report)
-    return _run_trials(config.replace(num_tasks=len(stream)), lambda trial: stream, [stream.record()], device, report)
+    config = config.replace(num_tasks=len(stream))
+    return _run_trials(config, lambda trial: stream, [stream.provenance()], device, report)
 
 
 def run_on(
@@ -67,8 +68,8 @@ def run_on(
     report: Report = lambda progress: None,
 ) -> Result:
     """`run` on datasets that are loaded already."""
-    records = [dataset.record() for dataset in datasets]
-    return _run_trials(config, lambda trial: build_stream(config, trial, datasets), records, device, report)
+    data = [dataset.provenance() for dataset in datasets]
+    return _run_trials(config, lambda trial: build_stream(config, trial, datasets), data, device, report)
 
 
 def _run_trials(

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart with any kind of colour vision: one a penalty, dashed without DHP.
-COLOURS = {None: "#000000", "si": "#0072B2", "ewc": "#E69F00", "online-ewc": "#D55E00", "mas": "#009E73"}
+COLOURS: dict[str | None, str] = {
+    None: "#000000",
+    "si": "#0072B2",
+    "ewc": "#E69F00",
+    "online-ewc": "#D55E00",
+    "mas": "#009E73",
+}
+OTHER = "#CC79A7"  # of a penalty that has no colour of its own yet
 PANELS = {"eta": "η", "hebb_norm": "‖Hebb‖", "alpha_norm": "‖α‖"}
 
 
@@ -95,7 +102,7 @@ def trace_dynamics(results: Sequence[Result]) -> Figure:
         for result in results:
             if result.config.plastic and result.dynamics:
                 when, values = _over_time(result, name)
-                axes.plot(when, values, color=COLOURS[result.config.penalty], lw=1.2, label=result.config.method)
+                axes.plot(when, values, color=_colour(result), lw=1.2, label=result.config.method)
         for task in range(1, results[0].config.num_tasks):
             axes.axvline(task, color="0.85", lw=0.6, zorder=0)
         axes.set_xticks(range(results[0].config.num_tasks + 1))
@@ -124,13 +131,17 @@ def _over_time(result: Result, name: str) -> tuple[Array, Array]:
     return np.array(when), np.array([np.mean(values[place]) for place in places])
 
 
+def _colour(result: Result) -> str:
+    return COLOURS.get(result.config.penalty, OTHER)
+
+
 def _curve(axes: Axes, result: Result, values: Array, label: str) -> None:
     """Mean over trials with a band of one SEM; `values` is (trials, tasks)."""
     estimates = [metrics.estimate(column) for column in values.T]
     tasks = np.arange(1, len(estimates) + 1)
     mean = 100 * np.array([e.mean for e in estimates])
     sem = 100 * np.nan_to_num(np.array([e.sem for e in estimates]))
-    colour = COLOURS[result.config.penalty]
+    colour = _colour(result)
     style = "-" if result.config.plastic else "--"
     axes.plot(tasks, mean, style, color=colour, marker="o", ms=3, lw=1.4, label=label)
     axes.fill_between(tasks, mean - sem, mean + sem, color=colour, alpha=0.12, lw=0)

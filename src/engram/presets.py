@@ -1,4 +1,4 @@
-"""The paper's settings of each benchmark, and the paper's results, as data."""
+"""The paper's settings of each benchmark (with the choices of docs/departures.md) and its results, as data."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     return from_dict({**settings, **changes})
 
 
-def departures(config: Config) -> dict[str, tuple[Any, Any]]:
+def changes_from_preset(config: Config) -> dict[str, tuple[Any, Any]]:
     """The settings that are not the preset's, as {name: (here, in the preset)}; trials and seed do not count."""
     if config.benchmark not in BENCHMARKS:
         return {}
-    paper = preset(config.benchmark, config.method).to_dict()
+    usual = preset(config.benchmark, config.method).to_dict()
     here = config.to_dict()
-    return {n: (here[n], paper[n]) for n in here if here[n] != paper[n] and n not in ("trials", "first_trial", "seed")}
+    return {n: (here[n], usual[n]) for n in here if here[n] != usual[n] and n not in ("trials", "first_trial", "seed")}

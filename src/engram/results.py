@@ -130,6 +130,8 @@ def write_result(result: Result, folder: Path) -> None:
 def read_result(folder: str | Path) -> Result:
     """Read back what `write_result` wrote."""
     folder = Path(folder)
+    if (folder / "run.json").exists():
+        raise InputError(f"{folder} holds a run of several methods: load one of its folders, one a method")
     config = load_config(folder / "config.toml")
     path = folder / "accuracy.json"
     content = read_json(path)
@@ -182,9 +184,9 @@ def _check_format(content: Any, path: Path) -> None:
         raise InputError(f"{path} was written by a newer version of Engram")
 
 
-def write_atomically(path: Path, text: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that it is either the old or the new one, whole, whatever happens in between."""
-    data = text.encode() if isinstance(text, str) else text
+    data = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -14,7 +12,6 @@ from typing import Any
 from engram.build import build_model, build_stream, choose_device
 from engram.config import Config
 from engram.data.samples import Dataset
-from engram.errors import InputError
 from engram.experiment import Progress, Report, run_on
 from engram.results import FORMAT, Result, claim_folder, versions, write_atomically, write_result
 
@@ -28,10 +25,14 @@ def run_methods(
     datasets: Sequence[Dataset],
     folder: str | Path,
     *,
+    command: str,
     device: str = "auto",
     report: Report = lambda progress: None,
 ) -> list[Result]:
-    """Run each config in turn on the same data. What is finished is safe in the folder, whatever happens next."""
+    """Run each config in turn on the same data. What is finished is safe in the folder, whatever happens next.
+
+    `command` is kept, for whoever wants to run it again.
+    """
     where = choose_device(device)
     check_buildable(configs, datasets)
     folder = claim_folder(folder, "run.json")
@@ -39,15 +40,15 @@ def run_methods(
         "format": FORMAT,
         "benchmark": configs[0].benchmark,
         "methods": [config.method for config in configs],
-        "command": shlex.join(["engram", *sys.argv[1:]]),
+        "command": command,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "device": str(where),
         "versions": versions(),
-        "data": [dataset.record() for dataset in datasets],
+        "data": [dataset.provenance() for dataset in datasets],
     }
     write_description(folder, description)
     log = start_log(folder / "log.txt")
-    log(f"{description['command']} on {where}")
+    log(f"{command} on {where}")
     results = []
     for config in configs:
         log(f"{config.method}: begins")
@@ -65,10 +66,7 @@ def check_buildable(configs: Sequence[Config], datasets: Sequence[Dataset]) -> N
     """Refuse what cannot be a stream or a network before a folder is claimed for its results."""
     stream = build_stream(configs[0], 0, datasets)
     for config in configs:
-        try:
-            build_model(config, 0, stream.input_shape, stream.num_classes)
-        except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
-            raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
+        build_model(config, 0, stream.input_shape, stream.num_classes)
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engram import metrics
 from engram.metrics import Estimate
-from engram.presets import PAPER_RESULTS, departures
+from engram.presets import PAPER_RESULTS, changes_from_preset
 from engram.results import Result
 
 
@@ -51,17 +51,22 @@ def summary(results: Sequence[Result]) -> Table:
         "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
         "first, last: the accuracy then on the first and on the last task."
     ]
-    changed: dict[str, dict[str, None]] = {}  # each setting with its values here (and in the paper), once each
+    changed: dict[str, dict[str, None]] = {}  # each setting with its values here (and in the preset), once each
     for result in results:
-        for name, (here, paper) in departures(result.config).items():
-            changed.setdefault(name, {})[f"{here} ({paper})"] = None
+        for name, (here, usual) in changes_from_preset(result.config).items():
+            changed.setdefault(name, {})[f"{here} ({usual})"] = None
     if changed:
         settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
-        notes.append(f"Not the paper's settings: {'; '.join(settings)}.")
+        notes.append(f"Changed from the preset (in brackets): {'; '.join(settings)}.")
     notes += [
         f"{record['name']}: of the published form, but other files; {record['train']:,} + {record['test']:,} samples."
         for record in results[0].data
         if record["origin"] == "structure"
+    ]
+    notes += [
+        f"{result.config.method}: {len(result.accuracy)} of {result.config.trials} trials so far."
+        for result in results
+        if len(result.accuracy) < result.config.trials
     ]
     notes += [
         f"{result.config.method}: {divergence}; it is left out of the row."
@@ -93,7 +98,7 @@ def gains(results: Sequence[Result]) -> Table | None:
 def has_paper_data(results: Sequence[Result]) -> bool:
     """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
     config = results[0].config
-    return config.benchmark in PAPER_RESULTS and not {"dataset", "num_tasks"} & departures(config).keys()
+    return config.benchmark in PAPER_RESULTS and not {"dataset", "num_tasks"} & changes_from_preset(config).keys()
 
 
 def _summary_row(result: Result, with_paper: bool) -> tuple[str, ...]:

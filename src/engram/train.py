@@ -66,7 +66,7 @@ def run_stream(
         except DivergedError as diverged:
             outcome.diverged = diverged
             break
-        except NotFiniteError:  # importances of weights that overflowed in the task's last step
+        except NotFiniteError:  # importances that overflow though the weights do not
             outcome.diverged = DivergedError(n, outcome.records[-1].step)
             break
         outcome.rows.append(evaluate(model, stream.tasks[: n + 2]))
@@ -99,18 +99,18 @@ def train_task(
             try:
                 logits = mask_logits(model(inputs, targets), task.classes)
             except NotFiniteError:
-                _check_finite(losses, n, step)
+                _mean_loss(losses, n, step)
                 raise DivergedError(n, step) from None
             loss = F.cross_entropy(logits, targets)
             take_step(loss, optimizer, penalty)
             penalty.after_step()
             losses.append(loss.detach())
             if (i + 1) * RECORDS_PER_EPOCH // steps_per_epoch > i * RECORDS_PER_EPOCH // steps_per_epoch:
-                records.append(
-                    Record(trial, n, epoch, step, _check_finite(losses, n, step + 1), **read_dynamics(model))
-                )
+                records.append(Record(trial, n, epoch, step, _mean_loss(losses, n, step + 1), **read_dynamics(model)))
                 watch(records[-1])
                 losses.clear()
+    if not all(torch.isfinite(tensor).all() for tensor in model.state_dict().values()):
+        raise DivergedError(n, step)  # the last step left no loss behind it that would show it
 
 
 def step_with_gradient(loss: Tensor, optimizer: torch.optim.SGD, penalty: Penalty) -> None:
@@ -143,8 +143,8 @@ def read_dynamics(model: nn.Module) -> dict[str, float]:
     return {}
 
 
-def _check_finite(losses: list[Tensor], n: int, end: int) -> float:
-    """The mean of the losses of the steps before `end`; the first that is no number stops the trial."""
+def _mean_loss(losses: list[Tensor], n: int, end: int) -> float:
+    """The mean loss of the steps before `end`; raises at the first that is no number."""
     if not losses:
         return float("nan")
     values = torch.stack(losses)

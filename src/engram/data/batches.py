@@ -27,14 +27,14 @@ def batches_of(
     index = None if order is None else torch.randperm(len(samples), generator=order).to(device)
     for start in range(0, len(samples), batch_size):
         chosen = slice(start, start + batch_size) if index is None else index[start : start + batch_size]
-        yield as_floats(samples.inputs[chosen], permutation), samples.targets[chosen]
+        yield read_inputs(samples.inputs[chosen], permutation), samples.targets[chosen]
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // batch_size)
 
 
-def as_floats(inputs: Tensor, permutation: Tensor | None = None) -> Tensor:
+def read_inputs(inputs: Tensor, permutation: Tensor | None = None) -> Tensor:
     if permutation is not None:
         inputs = inputs.flatten(1)[:, permutation].view_as(inputs)
     return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs

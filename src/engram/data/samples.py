@@ -48,6 +48,6 @@ class Dataset:
     test: Samples
     origin: Origin
 
-    def record(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """What a result file keeps about its data."""
         return {"name": self.name, "origin": self.origin, "train": len(self.train), "test": len(self.test)}

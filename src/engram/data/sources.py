@@ -41,17 +41,22 @@ def source_named(name: str | Source) -> Source:
     return SOURCES[name]
 
 
+def named_folder(folder: str | Path | None = None) -> str | Path | None:
+    """The data folder that a person named, in the call or as $ENGRAM_DATA; None for Engram's own."""
+    return folder or os.environ.get("ENGRAM_DATA") or None
+
+
 def chosen_folder(folder: str | Path | None = None) -> Path:
-    """Where the data are, or will be: the folder given, else $ENGRAM_DATA, else engram's own cache folder."""
-    if named := folder or os.environ.get("ENGRAM_DATA"):
+    """Where the data are, or will be: the folder that was named, else Engram's own cache folder."""
+    if named := named_folder(folder):
         return Path(os.path.expanduser(named))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "engram"
 
 
-def data_folder(folder: str | Path | None = None) -> Path:
+def existing_folder(folder: str | Path | None = None) -> Path:
     """`chosen_folder`, which must exist if a person named it: a mistyped path is no empty folder."""
     path = chosen_folder(folder)
-    if (folder or os.environ.get("ENGRAM_DATA")) and not path.is_dir():
+    if named_folder(folder) and not path.is_dir():
         named_by = "" if folder else " that $ENGRAM_DATA names"
         problem = "is not a folder" if path.exists() else "does not exist"
         raise InputError(f"the data folder{named_by}, {path}, {problem}")
@@ -91,7 +96,10 @@ def is_usable(file: File, root: Traversable) -> bool:
     """Whether the folder holds this file, compressed or not, with the published bytes or at least their structure."""
     try:
         path = locate(file, root)
-        return path is not None and _read(file, path) is not None
+        if path is None:
+            return False
+        _read(file, path)
+        return True
     except InputError:
         return False
 
@@ -109,7 +117,7 @@ def locate(file: File, root: Traversable) -> Traversable | None:
 
 
 def _root(source: Source, folder: str | Path | None) -> Traversable:
-    return resources.files("engram.data") if source.embedded else data_folder(folder)
+    return resources.files("engram.data") if source.embedded else existing_folder(folder)
 
 
 def _remedy(source: Source, folder: str | Path | None) -> str:

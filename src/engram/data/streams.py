@@ -40,6 +40,9 @@ class Stream:
             raise InputError("a stream needs at least one task")
         shape = self.input_shape
         for task in self.tasks:
+            if len(set(task.classes)) < len(task.classes) or not set(task.classes) <= set(range(self.num_classes)):
+                rule = f"must lie in 0..{self.num_classes - 1}, once each"
+                raise InputError(f"the classes of task {task.name!r} {rule}, not {task.classes}")
             for part, samples in (("training", task.train), ("test", task.test)):
                 _check_samples(f"the {part} samples of task {task.name!r}", samples, shape, task.classes)
 
@@ -60,7 +63,7 @@ class Stream:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.tasks[0].train.inputs.shape[1:])
 
-    def record(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """What a result file keeps about the data of a stream of one's own."""
         train, test = (
             sum(len(samples) for samples in part) for part in zip(*((t.train, t.test) for t in self), strict=True)
@@ -72,7 +75,9 @@ class Stream:
         moved: dict[int, Samples] = {}
 
         def move(samples: Samples) -> Samples:
-            return moved.setdefault(id(samples), samples.to(device))
+            if id(samples) not in moved:
+                moved[id(samples)] = samples.to(device)
+            return moved[id(samples)]
 
         return replace(
             self,
@@ -102,7 +107,7 @@ def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, tria
                 classes=classes,
                 permutation=torch.randperm(num_pixels, generator=generator(seed, "permutation", trial, n)),
             )
-            for n in range(_at_least_one(num_tasks))
+            for n in range(num_tasks)
         ),
         num_classes=len(classes),
     )
@@ -139,6 +144,8 @@ def imbalanced(
 def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
     """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair a task, the other outputs masked out."""
     dataset = _loaded(dataset)
+    if classes_per_task < 1:
+        raise InputError(f"a task needs at least one class, not {classes_per_task}")
     classes = _classes_of(dataset)
     groups = [classes[i : i + classes_per_task] for i in range(0, len(classes), classes_per_task)]
     if num_tasks is not None and not 1 <= num_tasks <= len(groups):
@@ -204,16 +211,12 @@ def from_arrays(
                 f"a task is (train inputs, train targets, test inputs, test targets), not {len(arrays)} arrays"
             )
         pairs.append((_as_samples(*arrays[:2]), _as_samples(*arrays[2:])))
-    if not pairs:
-        raise InputError("a stream needs at least one task")
     if num_classes is None:
         num_classes = 1 + max((int(s.targets.max()) for pair in pairs for s in pair if len(s)), default=0)
     own = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
     names = [f"task {n + 1}" for n in range(len(pairs))] if names is None else names
     if not len(pairs) == len(own) == len(names):
         raise InputError(f"there are {len(pairs)} tasks but {len(own)} groups of classes and {len(names)} names")
-    if any(not 0 <= c < num_classes for group in own for c in group):
-        raise InputError(f"classes must lie in 0..{num_classes - 1}, not {own}")
     return Stream(
         tuple(Task(name, *pair, classes=group) for name, pair, group in zip(names, pairs, own, strict=True)),
         num_classes,
@@ -257,9 +260,3 @@ def _classes_of(dataset: Dataset) -> tuple[int, ...]:
 
 def _only(samples: Samples, classes: Sequence[int]) -> Samples:
     return samples[torch.isin(samples.targets, torch.tensor(classes))]
-
-
-def _at_least_one(num_tasks: int) -> int:
-    if num_tasks < 1:
-        raise InputError(f"a stream needs at least one task, not {num_tasks}")
-    return num_tasks

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.errors import InputError, NotFiniteError
+from engram.errors import InputError, NotFiniteError, check_choice
+from engram.targets import check_targets
 
 
 def class_means(hidden: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -94,11 +95,11 @@ class DHPSoftmax(nn.Module):
             raise InputError(
                 f"DHPSoftmax needs at least one feature and one class, not {in_features} and {out_features}"
             )
-        if alpha not in ("synapse", "uniform"):
-            raise InputError(f"alpha is 'synapse' or 'uniform', not {alpha!r}")
-        if eta_range not in ("unit", "unbounded"):
-            raise InputError(f"eta_range is 'unit' or 'unbounded', not {eta_range!r}")
-        if not math.isfinite(eta) or (eta_range == "unit" and not 0 <= eta <= 1):
+        check_choice("alpha", alpha, ("synapse", "uniform"))
+        check_choice("eta_range", eta_range, ("unit", "unbounded"))
+        if not math.isfinite(eta):
+            raise InputError(f"eta must be a number, not {eta}")
+        if eta_range == "unit" and not 0 <= eta <= 1:
             raise InputError(f"eta must lie in [0, 1], where the trace is a weighted mean, not {eta}")
         self.in_features = in_features
         self.out_features = out_features
@@ -179,14 +180,7 @@ class DHPSoftmax(nn.Module):
                 "a DHPSoftmax in training mode writes its trace and needs the batch's targets: "
                 "call head(hidden, target), or head.eval() before predicting"
             )
-        if not isinstance(target, Tensor):
-            raise InputError(f"targets must be a tensor of class numbers, not a {type(target).__name__}")
-        if target.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
-            raise InputError(f"targets must be class numbers (int64), not {target.dtype}")
-        if target.shape != hidden.shape[:1]:
-            raise InputError(
-                f"targets must have shape ({hidden.shape[0]},), one for each row of hidden, not {tuple(target.shape)}"
-            )
+        check_targets(target, len(hidden))
         # Looking at values would make an accelerator wait, and cannot be traced: there it is the caller's part.
         if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
             self._check_values(hidden, target)

@@ -71,10 +71,10 @@ class Penalty(ABC):
         """The gradient of `loss` at the given values, written down:  2 λ Σ_terms Ω_k (θ_k − θ*_k)."""
         gradient = {}
         for name, theta in parameters.items():
-            pull = torch.zeros_like(theta)
+            slope = torch.zeros_like(theta)
             for term in self.terms:
-                pull = pull + term.importance[name] * (theta - term.anchor[name])
-            gradient[name] = 2 * self.strength * pull
+                slope = slope + term.importance[name] * (theta - term.anchor[name])
+            gradient[name] = 2 * self.strength * slope
         return gradient
 
     @torch.no_grad()
@@ -147,16 +147,17 @@ class Penalty(ABC):
         for name, theta in self.parameters.items():
             tensor = state.pop(prefix + name, None)
             if tensor is None or tensor.shape != theta.shape:
-                found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
-                raise InputError(
-                    f"this state is not of this model: {prefix + name!r} {found}, not {tuple(theta.shape)}"
-                )
+                found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}, not {tuple(theta.shape)}"
+                raise InputError(f"this state is not of this model: {prefix + name!r} {found}")
             taken[name] = tensor.to(device=theta.device, dtype=theta.dtype, copy=True)
         return taken
 
 
 class _ProximalMap:
-    """The proximal step as θ ← shift + gain θ, worked out once for all steps between two consolidations."""
+    """The proximal step as θ ← shift + gain θ, worked out once for all steps between two consolidations.
+
+    It is a weighted mean of θ and of the anchors' own mean (by importance), and stays one where 2 lr λ Ω overflows.
+    """
 
     def __init__(self, terms: list[Term], learning_rate: float, strength: float):
         self.made_for = (list(terms), learning_rate, strength)
@@ -166,8 +167,11 @@ class _ProximalMap:
         for name in terms[0].importance:
             hold = torch.stack([term.importance[name] for term in terms]).sum(dim=0)
             pull = torch.stack([term.importance[name] * term.anchor[name] for term in terms]).sum(dim=0)
-            self.gain[name] = 1 / (1 + scale * hold)
-            self.shift[name] = scale * pull * self.gain[name]
+            anchor = torch.where(hold > 0, pull / hold, 0)
+            held = scale * hold
+            self.gain[name] = 1 / (1 + held)
+            weight = torch.where(held > 1, 1 - self.gain[name], held * self.gain[name])  # each exact where it is used
+            self.shift[name] = weight * anchor
 
     def fits(self, terms: list[Term], learning_rate: float, strength: float) -> bool:
         own_terms, *settings = self.made_for

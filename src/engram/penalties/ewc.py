@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError
+from engram.errors import InputError, check_choice
 from engram.masking import mask_logits
 from engram.penalties.base import Batch, Penalty, Term
 from engram.penalties.importance import mean_per_sample
+from engram.targets import check_targets
 
 
 class EWC(Penalty):
@@ -37,8 +38,7 @@ class EWC(Penalty):
         regularize_alpha: bool = False,
     ):
         super().__init__(model, strength=strength, regularize_alpha=regularize_alpha)
-        if labels not in ("true", "sampled", "exact"):
-            raise InputError(f"labels is 'true', 'sampled' or 'exact', not {labels!r}")
+        check_choice("labels", labels, ("true", "sampled", "exact"))
         self.labels = labels
         self.seed = seed
 
@@ -55,14 +55,10 @@ class EWC(Penalty):
             log_p = mask_logits(outputs, classes).log_softmax(dim=1)
             return weight * log_p.gather(1, label[:, None])[:, 0]
 
-        def labelled(inputs: Tensor, targets: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+        def labelled(inputs: Tensor, targets: Tensor | None) -> Iterable[tuple[Tensor, Tensor]]:
             """The labels to take the gradient for, each with the root of its weight, since the gradient is squared."""
             if self.labels == "true":
-                own = range(self.model(inputs[:1]).shape[1]) if classes is None else classes
-                stray = set(targets.unique().tolist()) - set(own)
-                if stray:
-                    raise InputError(f"the label {min(stray)} is not among the classes {own[0]} to {own[-1]}")
-                yield targets, torch.ones(len(targets), device=inputs.device)
+                yield self._true_labels(inputs, targets, classes), torch.ones(len(inputs), device=inputs.device)
                 return
             p = mask_logits(self.model(inputs), classes).softmax(dim=1)
             if self.labels == "sampled":
@@ -70,9 +66,19 @@ class EWC(Penalty):
                 yield drawn, torch.ones_like(p[:, 0])
                 return
             for c in range(p.shape[1]) if classes is None else classes:
-                yield torch.full_like(targets, c), p[:, c].sqrt()
+                yield torch.full((len(inputs),), c, device=p.device), p[:, c].sqrt()
 
         return mean_per_sample(self.model, self.parameters, log_likelihood, torch.square, batches, labelled)
+
+    def _true_labels(self, inputs: Tensor, targets: Tensor | None, classes: Sequence[int] | None) -> Tensor:
+        if targets is None:
+            raise InputError("importances by true labels need them: batches must yield (inputs, targets)")
+        check_targets(targets, len(inputs))
+        own = range(self.model(inputs[:1]).shape[1]) if classes is None else classes
+        stray = set(targets.unique().tolist()) - set(own)
+        if stray:
+            raise InputError(f"the label {min(stray)} is not among the classes {', '.join(map(str, own))}")
+        return targets.long()
 
 
 class OnlineEWC(EWC):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from engram.errors import InputError, NotFiniteError
-from engram.penalties.per_sample import Function, Objective, frozen, sum_per_sample
+from engram.freezing import frozen
+from engram.penalties.per_sample import Function, Objective, sum_per_sample
 
-Variants = Callable[[Tensor, Tensor], Iterable[tuple[Tensor, ...]]]
+Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 
 
 def mean_per_sample(
@@ -33,18 +34,23 @@ def mean_per_sample(
     with frozen(model), torch.no_grad():
         for batch in batches:
             inputs, targets = _unpack(batch, device)
-            for arguments in [()] if variants is None else variants(inputs, _checked(targets, inputs)):
+            for arguments in [()] if variants is None else variants(inputs, targets):
                 sums = sum_per_sample(model, parameters, objective, function, inputs, *arguments)
                 total = {name: total[name] + sums[name] for name in total}
             num_samples += len(inputs)
     if num_samples == 0:
         raise InputError("there are no samples to compute importances from: batches is empty")
-    for name, value in total.items():
-        if not torch.isfinite(value).all():
+    return check_finite({name: value / num_samples for name, value in total.items()})
+
+
+def check_finite(importance: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Refuse importances that would hold a weight at NaN for ever."""
+    for name, omega in importance.items():
+        if not torch.isfinite(omega).all():
             raise NotFiniteError(
                 f"the importance of {name!r} is NaN or infinite: the samples or the weights are not finite"
             )
-    return {name: value / num_samples for name, value in total.items()}
+    return importance
 
 
 def _unpack(batch: Any, device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -55,13 +61,3 @@ def _unpack(batch: Any, device: torch.device) -> tuple[Tensor, Tensor | None]:
     inputs, targets = (*(part.to(device) for part in parts), None)[:2]
     assert inputs is not None
     return inputs, targets
-
-
-def _checked(targets: Tensor | None, inputs: Tensor) -> Tensor:
-    if targets is None:
-        raise InputError("this penalty's importances need labels: batches must yield (inputs, targets)")
-    if targets.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise InputError(f"targets must be class numbers (int64), not {targets.dtype}")
-    if targets.shape != inputs.shape[:1]:
-        raise InputError(f"targets must have shape ({len(inputs)},), one for each input, not {tuple(targets.shape)}")
-    return targets.long()

@@ -10,8 +10,7 @@ be mapped, through one backward pass per sample.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -35,18 +34,6 @@ def sum_per_sample(
     if left:
         sums |= _sum_by_mapping(model, left, objective, function, inputs, arguments)
     return {name: sums[name] for name in parameters}
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, in which traces and BatchNorm statistics are only read; each module's own mode returns."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _sum_by_products(

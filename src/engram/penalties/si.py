@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from engram.errors import InputError
 from engram.penalties.base import Penalty, Term
+from engram.penalties.importance import check_finite
 
 
 class SI(Penalty):
@@ -65,6 +66,7 @@ class SI(Penalty):
         for name, theta in self.parameters.items():
             moved = theta - self.start[name]
             importance[name] = self.path[name].clamp(min=0) / (moved.square() + self.xi)
+        check_finite(importance)
         for term in self.terms:
             importance = {name: term.importance[name] + omega for name, omega in importance.items()}
         self.terms = [Term(importance, self.snapshot())]
