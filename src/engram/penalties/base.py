@@ -51,6 +51,9 @@ class Penalty(ABC):
         regularize_alpha: protect the plasticity coefficients α too (the paper does not).
     """
 
+    keeps_every_term = False  # a term a task, or one for all
+    extra_groups: tuple[str, ...] = ()  # attributes of a subclass, each a tensor per weight, that are state as well
+
     def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False):
         if not (math.isfinite(strength) and strength > 0):
             raise InputError(f"a penalty's strength must be a positive number, not {strength}")
@@ -132,9 +135,6 @@ class Penalty(ABC):
         self.terms = terms
         for group, tensors in extra.items():
             setattr(self, group, tensors)
-
-    keeps_every_term = False  # a term a task, or one for all
-    extra_groups: tuple[str, ...] = ()  # attributes of a subclass, each a tensor per weight, that are state as well
 
     def extra_state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}

@@ -28,6 +28,8 @@ class EWC(Penalty):
         seed: for the draws of "sampled".
     """
 
+    keeps_every_term = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -41,8 +43,6 @@ class EWC(Penalty):
         check_choice("labels", labels, ("true", "sampled", "exact"))
         self.labels = labels
         self.seed = seed
-
-    keeps_every_term = True
 
     def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
         self.terms = [*self.terms, Term(self.fisher(batches, classes), self.snapshot())]
@@ -90,6 +90,8 @@ class OnlineEWC(EWC):
         gamma: γ in [0, 1], how much of the older tasks' importance stays.
     """
 
+    keeps_every_term = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -104,8 +106,6 @@ class OnlineEWC(EWC):
         if not 0 <= gamma <= 1:
             raise InputError(f"gamma must lie in [0, 1], not {gamma}")
         self.gamma = gamma
-
-    keeps_every_term = False
 
     def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
         importance = self.fisher(batches, classes)
