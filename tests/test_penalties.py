@@ -540,6 +540,16 @@ def test_si_forgets_a_backward_pass_that_was_thrown_away() -> None:
         torch.testing.assert_close(paths[0][name], paths[1][name])
 
 
+def test_si_refuses_importances_that_are_not_numbers_and_keeps_what_it_had() -> None:
+    model = NETWORKS["linear"]().double()
+    penalty = SI(model, strength=3.0)
+    train(model, penalty, make_batches())
+    penalty.path["1.weight"][0, 0] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"'1\.weight' is NaN or infinite"):
+        penalty.consolidate()
+    assert penalty.terms == []
+
+
 def test_si_without_gradients_says_when_to_call_it() -> None:
     model = nn.Linear(2, 2)
     penalty = SI(model, strength=1.0)
