@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engram import DHPSoftmax, InputError, NotFiniteError
-from engram.nn.dhp import write_trace
+from engram.nn.dhp import class_shares
 
 
 def algorithm_1(theta, alpha, eta, hebb, h, y) -> tuple[Tensor, Tensor]:
@@ -26,6 +26,12 @@ def algorithm_1(theta, alpha, eta, hebb, h, y) -> tuple[Tensor, Tensor]:
     z = torch.stack([torch.stack([((theta[j] + (alpha if alpha.ndim == 0 else alpha[j]) * new[j]) * x).sum()
                                   for j in range(len(theta))]) for x in h])  # fmt: skip
     return z, new
+
+
+def write_trace(hebb: Tensor, hidden: Tensor, target: Tensor, eta: Tensor) -> Tensor:
+    """Eq. 3 as the paper writes it:  (1 − η) Hebb + η h̃  for the classes of the batch."""
+    share, present = class_shares(target, len(hebb), hidden.dtype)
+    return torch.where(present > 0, (1 - eta) * hebb + eta * (share.T @ hidden), hebb)
 
 
 def double_head(num_features: int, num_classes: int, seed: int = 0, **options) -> DHPSoftmax:

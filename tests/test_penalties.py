@@ -366,9 +366,9 @@ def test_sampled_fisher_approaches_the_exact_one() -> None:
     model = nn.Linear(3, 2).double()
     inputs = torch.randn(1, 3, dtype=torch.float64).expand(20_000, 3)
     batch = [(inputs, torch.zeros(20_000, dtype=torch.long))]
-    sampled = EWC(model, strength=1, labels="sampled").fisher(batch)
-    exact = EWC(model, strength=1, labels="exact").fisher(batch)
-    true = EWC(model, strength=1, labels="true").fisher(batch)
+    sampled = EWC(model, strength=1, labels="sampled").importance(batch)
+    exact = EWC(model, strength=1, labels="exact").importance(batch)
+    true = EWC(model, strength=1, labels="true").importance(batch)
     torch.testing.assert_close(sampled["weight"], exact["weight"], rtol=0.05, atol=0)
     assert not torch.allclose(true["weight"], exact["weight"], rtol=0.05)
 
@@ -408,7 +408,7 @@ def test_ewc_has_a_term_a_task_and_online_ewc_one_with_decay() -> None:
     ewc, online = EWC(model, strength=2.0), OnlineEWC(model, strength=2.0, gamma=0.7)
     fishers, anchors = [], []
     for seed in range(3):
-        fishers.append(ewc.fisher(make_batches(seed=seed)))
+        fishers.append(ewc.importance(make_batches(seed=seed)))
         anchors.append(ewc.snapshot())
         ewc.consolidate(make_batches(seed=seed))
         online.consolidate(make_batches(seed=seed))
@@ -633,8 +633,8 @@ def test_online_ewc_refuses_the_state_of_ewc() -> None:
 def test_ewc_with_labels_of_its_own_takes_inputs_alone(labels: str) -> None:
     model = nn.Linear(3, 2).double()
     inputs = torch.randn(5, 3, dtype=torch.float64)
-    with_targets = EWC(model, strength=1, labels=labels).fisher([(inputs, torch.zeros(5, dtype=torch.long))])
-    alone = EWC(model, strength=1, labels=labels).fisher([inputs])
+    with_targets = EWC(model, strength=1, labels=labels).importance([(inputs, torch.zeros(5, dtype=torch.long))])
+    alone = EWC(model, strength=1, labels=labels).importance([inputs])
     assert torch.equal(alone["weight"], with_targets["weight"])
 
 

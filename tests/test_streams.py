@@ -69,7 +69,7 @@ def test_imbalanced_removes_each_class_with_its_own_probability(digits) -> None:
     stream = streams.imbalanced(digits, num_tasks=4)
     removal = removal_probabilities(4, 10)
     for n, task in enumerate(stream.tasks):
-        kept = task.train.targets.bincount(minlength=10)
+        kept = task.train.labels.bincount(minlength=10)
         for c in range(10):
             expected, spread = 1000 * (1 - removal[n, c]), (1000 * removal[n, c] * (1 - removal[n, c])) ** 0.5
             assert abs(kept[c] - expected) < 5 * spread + 1

@@ -35,7 +35,7 @@ def step(model, penalty, inputs, targets, with_penalty: bool = True, learning_ra
 
 def test_fisher_is_not_the_square_of_the_batch_s_mean_gradient() -> None:
     model, inputs, targets = model_and_batch()
-    fisher = EWC(model, strength=1).fisher([(inputs, targets)])["0.weight"]
+    fisher = EWC(model, strength=1).importance([(inputs, targets)])["0.weight"]
     (mean_gradient,) = torch.autograd.grad(F.cross_entropy(model(inputs), targets), [model[0].weight])
     assert fisher.sum() > 3 * mean_gradient.square().sum(), "the wrong one is several times smaller"
 
@@ -43,8 +43,8 @@ def test_fisher_is_not_the_square_of_the_batch_s_mean_gradient() -> None:
 def test_fisher_is_a_mean_over_samples_and_not_over_batches() -> None:
     model, inputs, targets = model_and_batch()
     penalty = EWC(model, strength=1)
-    even = penalty.fisher([(inputs, targets)])
-    uneven = penalty.fisher([(inputs[:15], targets[:15]), (inputs[15:], targets[15:])])
+    even = penalty.importance([(inputs, targets)])
+    uneven = penalty.importance([(inputs[:15], targets[:15]), (inputs[15:], targets[15:])])
     assert all(torch.allclose(even[name], uneven[name]) for name in even)
 
 
@@ -71,7 +71,7 @@ def test_gamma_is_in_the_importance_once_and_not_in_the_loss_again() -> None:
 
 def test_true_labels_are_not_weighted_by_their_probability() -> None:
     model, inputs, targets = model_and_batch()
-    fisher = EWC(model, strength=1).fisher([(inputs, targets)])["2.bias"]
+    fisher = EWC(model, strength=1).importance([(inputs, targets)])["2.bias"]
     p = model(inputs).softmax(dim=1).detach()
     gradient = F.one_hot(targets, 3) - p  # of log p(y | x) by the last bias
     torch.testing.assert_close(fisher, gradient.square().mean(dim=0))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from engram.data import streams
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.data.streams import Stream
-from engram.errors import InputError
+from engram.errors import InputError, check_choice
+from engram.freezing import frozen
+from engram.learner import Learner
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.nn.networks import Network, cnn_features, mlp_features
@@ -22,6 +25,7 @@ from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
 from engram.presets import MIXTURE
 from engram.seeding import derive_seed
 
+Features = Callable[[], nn.Module]  # makes a module from inputs to features
 
 def dataset_names(config: Config) -> tuple[str, ...]:
     """The datasets that an experiment needs."""
@@ -32,30 +36,55 @@ def load_datasets(config: Config, folder: str | Path | None) -> list[Dataset]:
     return [load(name, folder) for name in dataset_names(config)]
 
 
-def build_stream(config: Config, trial: int, datasets: Sequence[Dataset]) -> Stream:
-    """The tasks of one trial."""
+def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
+    """The tasks of each trial; where they do not depend on it, all trials have the same stream."""
     if config.benchmark == "vision-mixture":
-        return streams.mixture(datasets, num_tasks=config.num_tasks)
+        return [streams.mixture(datasets, num_tasks=config.num_tasks)] * len(trials)
     (dataset,) = datasets
     if config.benchmark == "split-mnist":
-        return streams.split(dataset, num_tasks=config.num_tasks)
+        return [streams.split(dataset, num_tasks=config.num_tasks)] * len(trials)
     if config.benchmark == "permuted-mnist":
-        return streams.permuted(dataset, num_tasks=config.num_tasks, seed=config.seed, trial=trial)
-    return streams.imbalanced(
-        dataset,
-        num_tasks=config.num_tasks,
-        seed=config.seed,
-        trial=trial,
-        imbalance_seed=config.imbalance_seed,
-    )
+        return [
+            streams.permuted(dataset, num_tasks=config.num_tasks, seed=config.seed, trial=trial) for trial in trials
+        ]
+    return [
+        streams.imbalanced(
+            dataset,
+            num_tasks=config.num_tasks,
+            seed=config.seed,
+            trial=trial,
+            imbalance_seed=config.imbalance_seed,
+        )
+        for trial in trials
+    ]
 
 
-def build_model(config: Config, trial: int, input_shape: Sequence[int], num_classes: int) -> Network:
+def build_learner(
+    config: Config,
+    trial: int,
+    input_shape: Sequence[int],
+    num_classes: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    features: Features | None = None,
+) -> Learner:
+    """A model of one trial, on its device, with its penalty."""
+    model = build_model(config, trial, input_shape, num_classes, features).to(device=device, dtype=dtype)
+    for module in model.modules():
+        if isinstance(module, DHPSoftmax):
+            module.check_values = False  # streams have checked their targets, and the loop looks out for NaN
+    return Learner(config, trial, model, build_penalty(config, trial, model))
+
+
+def build_model(
+    config: Config, trial: int, input_shape: Sequence[int], num_classes: int, features: Features | None = None
+) -> Network:
     """The network of one trial. All methods of a trial begin with the same features and slow weights."""
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
-            return Network(build_features(config, input_shape), build_head(config, num_classes))
+            made = build_features(config, input_shape) if features is None else features()
+            return Network(made, build_head(config, _width_of(made, config, input_shape), num_classes))
     except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
         raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
 
@@ -69,8 +98,19 @@ def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
     return cnn_features(channels, side, config.hidden, config.leaky_slope)
 
 
-def build_head(config: Config, num_classes: int) -> nn.Module:
-    width = config.hidden[-1]
+def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -> int:
+    """How many features there are; a module of one's own is asked."""
+    if config.network != "own":
+        return config.hidden[-1]
+    with frozen(features), torch.no_grad():
+        made = features(torch.zeros(2, *input_shape))
+    if not isinstance(made, torch.Tensor) or made.ndim != 2 or len(made) != 2:
+        shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+        raise InputError(f"features must give one row a sample, (batch, width), not {shape} for a batch of 2")
+    return made.shape[1]
+
+
+def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
     if config.plastic:
         return DHPSoftmax(width, num_classes, eta=config.eta, alpha=config.alpha, eta_range=config.eta_range)
     if config.baseline_head == "matched":
@@ -106,3 +146,15 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as reason:
         raise InputError(f"there is no device {name!r} here; use auto, cpu, or cuda where there is a GPU") from reason
     return device
+
+
+@contextmanager
+def precision_of(name: str) -> Iterator[torch.dtype]:
+    """The type to compute in; within it, GPUs use TensorFloat-32 in matrix products if it is "tf32", else not."""
+    check_choice("precision", name, ("tf32", "float32", "float64"))
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
+    try:
+        yield torch.float64 if name == "float64" else torch.float32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

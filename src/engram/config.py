@@ -41,7 +41,7 @@ class Config:
     imbalance_seed: int = 0  # of the removal probabilities; the same in all experiments
 
     # the network
-    network: str = "mlp"
+    network: str = "mlp"  # or "cnn", or "own" for features that are given to `engram.run`
     hidden: tuple[int, ...] = (400, 400)
     leaky_slope: float = 0.01
 
@@ -71,7 +71,7 @@ class Config:
         only = DATASET_OF.get(self.benchmark)
         if self.dataset != only and (only is not None or self.dataset in DATASET_OF.values()):
             raise InputError(f"the dataset of {self.benchmark} cannot be {self.dataset!r}")
-        check_choice("network", self.network, ("mlp", "cnn"))
+        check_choice("network", self.network, ("mlp", "cnn", "own"))
         check_choice("eta_range", self.eta_range, ("unit", "unbounded"))
         check_choice("alpha", self.alpha, ("synapse", "uniform"))
         check_choice("baseline_head", self.baseline_head, ("matched", "plain"))

@@ -16,11 +16,11 @@ EVALUATION_BATCH = 1000
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, task: Task) -> float:
+def accuracy(model: nn.Module, task: Task, dtype: torch.dtype = torch.float32) -> float:
     """The share of test samples, in [0, 1], whose class gets the largest of the task's own logits."""
     correct = torch.zeros((), dtype=torch.int64, device=task.test.targets.device)
     with frozen(model):
-        for inputs, targets in batches_of(task.test, EVALUATION_BATCH, permutation=task.permutation):
+        for inputs, targets in batches_of(task.test, EVALUATION_BATCH, permutation=task.permutation, dtype=dtype):
             correct += (mask_logits(model(inputs), task.classes).argmax(dim=1) == targets).sum()
     return int(correct) / len(task.test)
 

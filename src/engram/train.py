@@ -1,154 +1,149 @@
-"""The loop: a network learns the tasks of a stream one after another, and is examined after each."""
+"""The loop: learners go through a stream task after task, all together, and are examined after each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import numpy as np
+from torch import Tensor
 
 from engram.config import Config
-from engram.data.batches import batches_of, num_batches
-from engram.data.streams import Stream, Task
-from engram.errors import DivergedError, NotFiniteError
-from engram.evaluate import evaluate
-from engram.masking import mask_logits
-from engram.penalties import Penalty
-from engram.seeding import generator
+from engram.data.batches import Piece, num_batches, plan_epoch, record_steps
+from engram.errors import DivergedError
+from engram.learner import Learner, Record
+from engram.stack.program import Batches, Program
 
 RECORDS_PER_EPOCH = 4
-IMPORTANCE_BATCH = 500  # samples at a time; their number does not change the importances
-
-
-@dataclass(frozen=True)
-class Record:
-    """One look at a network in training; the last three are NaN without a trace."""
-
-    trial: int
-    task: int
-    epoch: int
-    step: int  # of the task, from 0
-    loss: float
-    eta: float = float("nan")
-    hebb_norm: float = float("nan")
-    alpha_norm: float = float("nan")
 
 
 @dataclass
-class TrialOutcome:
-    """What one trial leaves: rows of the accuracy matrix as far as it came, and the records on the way."""
+class Place:
+    """Where a run stands: what is done, and what of an epoch begun is still to be told."""
 
-    untrained: list[float]  # accuracy on each task before learning anything
-    rows: list[list[float]] = field(default_factory=list)  # after each task, on all tasks up to the next one
-    records: list[Record] = field(default_factory=list)
-    diverged: DivergedError | None = None
+    task: int = 0
+    epoch: int = 0
+    piece: int = 0  # of the epoch
+    losses: list[Tensor] = field(default_factory=list)  # of the epoch's pieces so far
+    dynamics: list[Tensor] = field(default_factory=list)  # after those of them that end in a record
+
+    def next_epoch(self) -> None:
+        self.epoch, self.piece, self.losses, self.dynamics = self.epoch + 1, 0, [], []
+
+    def next_task(self) -> None:
+        self.task, self.epoch = self.task + 1, 0
 
 
-Watch = Callable[[Record | TrialOutcome], None]  # told of every record, and of the outcome after each task
+@dataclass(frozen=True)
+class Watch:
+    """Who is told what, in the course of a run."""
+
+    share: Callable[[float], None] = lambda share: None  # how much of it is done, in [0, 1]
+    task: Callable[[int], None] = lambda task: None  # a task has been learned, or a learner was lost in it
+    keep: Callable[[Place, bool], None] = lambda place, task_ended: None  # a moment from which the run can go on
 
 
-def run_stream(
-    model: nn.Module,
-    penalty: Penalty,
-    stream: Stream,
-    config: Config,
-    trial: int,
-    watch: Watch = lambda seen: None,
-) -> TrialOutcome:
-    """Learn every task of the stream in order. A trial that diverges keeps what it had learned until then."""
-    outcome = TrialOutcome(untrained=evaluate(model, stream.tasks))
-    for n, task in enumerate(stream.tasks):
-        try:
-            train_task(model, penalty, task, n, config, trial, outcome.records, watch)
-            consolidate_task(penalty, task)
-        except DivergedError as diverged:
-            outcome.diverged = diverged
+def run_stream(program: Program, batches: Batches, config: Config, place: Place, watch: Watch) -> None:
+    """Learn every task of the stream in order. A trial that diverges keeps what it had learned until then.
+
+    `config` is that of any of the learners: they have batches and epochs in common.
+    """
+    num_tasks = len(batches.streams[0])
+    if not any(learner.outcome.untrained for learner in program.learners):
+        for learner, row in zip(program.learners, program.evaluate(range(num_tasks)).tolist(), strict=True):
+            learner.outcome.untrained = row
+    for n in range(place.task, num_tasks):
+        if not any(learner.learning for learner in program.learners):
             break
-        except NotFiniteError:  # importances that overflow though the weights do not
-            outcome.diverged = DivergedError(n, outcome.records[-1].step)
+        train_task(program, batches, config, place, watch)
+        _mark(program.learners, program.finite(), n)
+        _mark(program.learners, program.consolidate(n), n)
+        accuracy = program.evaluate(range(min(n + 2, num_tasks)))
+        for learner, row in zip(program.learners, accuracy.tolist(), strict=True):
+            if learner.learning:
+                learner.outcome.rows.append(row)
+        place.next_task()
+        watch.task(n)
+        watch.keep(place, True)
+
+
+def train_task(program: Program, batches: Batches, config: Config, place: Place, watch: Watch) -> None:
+    """Minimise Eq. 4 on one task by plain SGD; from the middle, if that is where the run stands."""
+    n = place.task
+    program.begin_task(n)
+    pieces = plan_epoch(batches.sizes(n), config.batch_size, RECORDS_PER_EPOCH)
+    ends = _recorded_ends(batches.sizes(n), config.batch_size)
+    done_per_piece = np.cumsum([_weight(piece, len(batches.trials)) for piece in pieces])
+    while place.epoch < config.epochs:
+        program.begin_epoch(n, place.epoch)
+        for piece in pieces[place.piece :]:
+            place.losses.append(program.train(piece))
+            if piece.end in ends:
+                place.dynamics.append(program.dynamics())
+            part = done_per_piece[place.piece] / done_per_piece[-1]
+            place.piece += 1
+            watch.share((n + (place.epoch + part) / config.epochs) / len(batches.streams[0]))
+            if place.piece < len(pieces):
+                watch.keep(place, False)
+        _record_epoch(program.learners, batches, config, place, pieces, ends)
+        place.next_epoch()
+        if not any(learner.learning for learner in program.learners):
             break
-        outcome.rows.append(evaluate(model, stream.tasks[: n + 2]))
-        watch(outcome)
-    return outcome
+        if place.epoch < config.epochs:
+            watch.keep(place, False)
 
 
-def train_task(
-    model: nn.Module,
-    penalty: Penalty,
-    task: Task,
-    n: int,
-    config: Config,
-    trial: int,
-    records: list[Record],
-    watch: Watch,
+def _weight(piece: Piece, num_trials: int) -> int:
+    return piece.num_steps * len(range(num_trials)[piece.trials])
+
+
+def _recorded_ends(sizes: list[int], batch_size: int) -> set[int]:
+    """The steps of an epoch before which some trial makes a record."""
+    return {i + 1 for size in sizes for i in record_steps(num_batches(size, batch_size), RECORDS_PER_EPOCH)}
+
+
+def _record_epoch(
+    learners: list[Learner], batches: Batches, config: Config, place: Place, pieces: list[Piece], ends: set[int]
 ) -> None:
-    """Minimise Eq. 4 on one task by plain SGD."""
-    # A new optimizer for each task: plain SGD carries no state from one to the next, and none is implied.
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
-    take_step = {"gradient": step_with_gradient, "proximal": step_proximally}[config.penalty_step]
-    steps_per_epoch = num_batches(len(task.train), config.batch_size)
-    losses: list[Tensor] = []  # since the last record; read only there, so that a GPU need not wait
-    model.train()
-    for epoch in range(config.epochs):
-        order = generator(config.seed, "order", trial, n, epoch)
-        batches = batches_of(task.train, config.batch_size, permutation=task.permutation, order=order)
-        for i, (inputs, targets) in enumerate(batches):
-            step = epoch * steps_per_epoch + i
-            try:
-                logits = mask_logits(model(inputs, targets), task.classes)
-            except NotFiniteError:
-                _mean_loss(losses, n, step)
-                raise DivergedError(n, step) from None
-            loss = F.cross_entropy(logits, targets)
-            take_step(loss, optimizer, penalty)
-            penalty.after_step()
-            losses.append(loss.detach())
-            if (i + 1) * RECORDS_PER_EPOCH // steps_per_epoch > i * RECORDS_PER_EPOCH // steps_per_epoch:
-                records.append(Record(trial, n, epoch, step, _mean_loss(losses, n, step + 1), **read_dynamics(model)))
-                watch(records[-1])
-                losses.clear()
-    if not all(torch.isfinite(tensor).all() for tensor in model.state_dict().values()):
-        raise DivergedError(n, step)  # the last step left no loss behind it that would show it
+    """Turn the epoch's losses and dynamics into records, and find out who diverged in it."""
+    trials = {trial: index for index, trial in enumerate(batches.trials)}
+    sizes = batches.sizes(place.task)
+    losses = np.full((len(learners), max(num_batches(size, config.batch_size) for size in sizes)), np.nan)
+    dynamics: dict[int, list[np.ndarray]] = {row: [] for row in range(len(learners))}
+    seen = iter([tensor.double().cpu().numpy() for tensor in place.dynamics])
+    for piece, values in zip(pieces, [tensor.double().cpu().numpy() for tensor in place.losses], strict=True):
+        within = range(len(batches.trials))[piece.trials]
+        rows = [row for row, learner in enumerate(learners) if trials[learner.trial] in within]
+        losses[rows, piece.first_step : piece.end] = values
+        if piece.end in ends:
+            now = next(seen)
+            for row in rows:
+                own = record_steps(num_batches(sizes[trials[learners[row].trial]], config.batch_size), RECORDS_PER_EPOCH)
+                if piece.end - 1 in own:
+                    dynamics[row].append(now[row])
+    for row, learner in enumerate(learners):
+        if learner.learning:
+            num_steps = num_batches(sizes[trials[learner.trial]], config.batch_size)
+            _record_learner(learner, place, losses[row, :num_steps], dynamics[row])
 
 
-def step_with_gradient(loss: Tensor, optimizer: torch.optim.SGD, penalty: Penalty) -> None:
-    """Eq. 4 as it stands: the penalty's gradient is added to the task's."""
-    optimizer.zero_grad()
-    (loss + penalty.loss()).backward()
-    optimizer.step()
+def _record_learner(learner: Learner, place: Place, losses: np.ndarray, dynamics: list[np.ndarray]) -> None:
+    first = place.epoch * len(losses)
+    bad = np.flatnonzero(~np.isfinite(losses))
+    steps = record_steps(len(losses), RECORDS_PER_EPOCH)
+    for (begin, end), values in zip(pairwise([0, *(step + 1 for step in steps)]), dynamics, strict=True):
+        if len(bad) and bad[0] < end:
+            learner.outcome.diverged = DivergedError(place.task, first + int(bad[0]))
+            return
+        mean = float(losses[begin:end].mean())
+        learner.outcome.records.append(
+            Record(learner.trial, place.task, place.epoch, first + end - 1, mean, *map(float, values))
+        )
 
 
-def step_proximally(loss: Tensor, optimizer: torch.optim.SGD, penalty: Penalty) -> None:
-    """A step down the task's loss, then the penalty's exact pull back."""
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    penalty.proximal_step(optimizer.param_groups[0]["lr"])
-
-
-def consolidate_task(penalty: Penalty, task: Task) -> None:
-    """Weigh the slow weights for the task just learned, from its training samples."""
-    batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation)
-    penalty.consolidate(batches, task.classes)
-
-
-def read_dynamics(model: nn.Module) -> dict[str, float]:
-    """η, ‖Hebb‖ and ‖α‖ of the model's plastic layer, if it has one."""
-    for module in model.modules():
-        dynamics = getattr(module, "dynamics", None)
-        if callable(dynamics):
-            return {name: float(value) for name, value in dynamics().items()}
-    return {}
-
-
-def _mean_loss(losses: list[Tensor], n: int, end: int) -> float:
-    """The mean loss of the steps before `end`; raises at the first that is no number."""
-    if not losses:
-        return float("nan")
-    values = torch.stack(losses)
-    bad = (~torch.isfinite(values)).nonzero()
-    if len(bad):
-        raise DivergedError(n, end - len(losses) + int(bad[0]))
-    return float(values.mean())
+def _mark(learners: list[Learner], finite: Tensor, n: int) -> None:
+    """Learners that no longer consist of numbers have diverged, though no loss has shown it."""
+    for learner, holds in zip(learners, finite.tolist(), strict=True):
+        if learner.learning and not holds:
+            learner.outcome.diverged = DivergedError(n, learner.outcome.records[-1].step)

@@ -1,15 +1,18 @@
-"""Batches by index, on the device where the data are."""
+"""Batches by index, on the device where the data are, and the plan of an epoch for several trials at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engram.data.samples import Samples
+from engram.seeding import generator
 
 Batches = Iterator[tuple[Tensor, Tensor]]
+LONGEST_PIECE = 64  # steps; between two pieces a run can be watched and kept
 
 
 def batches_of(
@@ -17,24 +20,86 @@ def batches_of(
     batch_size: int,
     *,
     permutation: Tensor | None = None,
-    order: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """(inputs, targets) of `batch_size` samples, the last batch maybe smaller; shuffled if `order` is given.
-
-    Inputs come as floats: uint8 pixels are scaled to [0, 1], and read in the order of `permutation`.
-    """
-    device = samples.targets.device
-    index = None if order is None else torch.randperm(len(samples), generator=order).to(device)
+    """(inputs, targets) of `batch_size` samples in their own order, the last batch maybe smaller."""
     for start in range(0, len(samples), batch_size):
-        chosen = slice(start, start + batch_size) if index is None else index[start : start + batch_size]
-        yield read_inputs(samples.inputs[chosen], permutation), samples.targets[chosen]
+        batch = samples[slice(start, start + batch_size)]
+        yield read_inputs(batch.inputs, permutation, dtype), batch.targets
+
+
+def epoch_order(samples: Samples, seed: int, trial: int, task: int, epoch: int) -> Tensor:
+    """The order in which a trial sees its samples in one epoch, as row numbers of their inputs."""
+    order = torch.randperm(len(samples), generator=generator(seed, "order", trial, task, epoch))
+    return order if samples.rows is None else samples.rows.cpu()[order]
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // batch_size)
 
 
-def read_inputs(inputs: Tensor, permutation: Tensor | None = None) -> Tensor:
+def read_inputs(inputs: Tensor, permutation: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Inputs as floats: uint8 pixels are scaled to [0, 1], and read in the order of `permutation`."""
     if permutation is not None:
         inputs = inputs.flatten(1)[:, permutation].view_as(inputs)
-    return inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+    return inputs.to(dtype) / 255 if inputs.dtype == torch.uint8 else inputs.to(dtype)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some steps in a row that some trials take together, all with batches of one size."""
+
+    trials: slice  # by their place among the trials of a stack
+    first_step: int  # of the epoch
+    num_steps: int
+    first_sample: int  # of the epoch's order
+    batch_size: int
+
+    @property
+    def end(self) -> int:
+        """The step after the last."""
+        return self.first_step + self.num_steps
+
+
+def record_steps(num_steps: int, records_per_epoch: int) -> list[int]:
+    """The steps of an epoch after which a record is made: the last, and others at even distances."""
+    return [
+        i for i in range(num_steps) if (i + 1) * records_per_epoch // num_steps > i * records_per_epoch // num_steps
+    ]
+
+
+def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: int) -> list[Piece]:
+    """All steps of an epoch, for trials with so many samples each.
+
+    Trials have full batches in common, as many as the smallest has. What is left, where their sizes differ, each size
+    takes alone. A piece never runs past a step after which one of its trials makes a record.
+    """
+    common = min(num_samples) // batch_size
+    whole = slice(0, len(num_samples))
+    spans = [(whole, 0, common, batch_size)] if common else []
+    for trials in _runs_of_equals(num_samples):
+        full, rest = divmod(num_samples[trials.start], batch_size)
+        if full > common:
+            spans.append((trials, common, full, batch_size))
+        if rest:
+            spans.append((trials, full, full + 1, rest))
+    records = [set(record_steps(num_batches(n, batch_size), records_per_epoch)) for n in num_samples]
+    pieces = []
+    for trials, start, end, size in spans:
+        recorded = set().union(*records[trials])
+        first = start
+        for step in range(start, end):
+            if step in recorded or step + 1 == end or step + 1 - first == LONGEST_PIECE:
+                pieces.append(Piece(trials, first, step + 1 - first, first * batch_size, size))
+                first = step + 1
+    return pieces
+
+
+def _runs_of_equals(values: Sequence[int]) -> list[slice]:
+    runs: list[slice] = []
+    for place, value in enumerate(values):
+        if runs and values[runs[-1].start] == value:
+            runs[-1] = slice(runs[-1].start, place + 1)
+        else:
+            runs.append(slice(place, place + 1))
+    return runs

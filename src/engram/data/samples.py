@@ -15,10 +15,14 @@ Origin = Literal["published", "structure", "own"]
 
 @dataclass(frozen=True)
 class Samples:
-    """`inputs` (N, ...) as uint8 pixels or floats, and `targets` (N,) as int64 class numbers."""
+    """`inputs` (N, ...) as uint8 pixels or floats, and `targets` (N,) as int64 class numbers.
+
+    With `rows`, only those of the N belong: so many selections share one store of pixels.
+    """
 
     inputs: Tensor
     targets: Tensor
+    rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -30,13 +34,21 @@ class Samples:
             )
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.targets if self.rows is None else self.rows)
 
     def __getitem__(self, index: Tensor | slice) -> Samples:
-        return Samples(self.inputs[index], self.targets[index])
+        chosen = index if self.rows is None else self.rows[index]
+        return Samples(self.inputs[chosen], self.targets[chosen])
 
-    def to(self, device: torch.device | str) -> Samples:
-        return Samples(self.inputs.to(device), self.targets.to(device))
+    @property
+    def labels(self) -> Tensor:
+        """The targets of those that belong."""
+        return self.targets if self.rows is None else self.targets[self.rows]
+
+    def select(self, chosen: Tensor) -> Samples:
+        """Those of the samples, by a mask, without a copy of their inputs."""
+        assert self.rows is None
+        return Samples(self.inputs, self.targets, chosen.nonzero()[:, 0])
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,15 @@ class Stream:
         if not self.tasks:
             raise InputError("a stream needs at least one task")
         shape = self.input_shape
+        checked = set()  # tasks may share their samples
         for task in self.tasks:
             if len(set(task.classes)) < len(task.classes) or not set(task.classes) <= set(range(self.num_classes)):
                 rule = f"must lie in 0..{self.num_classes - 1}, once each"
                 raise InputError(f"the classes of task {task.name!r} {rule}, not {task.classes}")
             for part, samples in (("training", task.train), ("test", task.test)):
+                if (id(samples), task.classes) in checked:
+                    continue
+                checked.add((id(samples), task.classes))
                 _check_samples(f"the {part} samples of task {task.name!r}", samples, shape, task.classes)
 
     def __len__(self) -> int:
@@ -70,27 +74,39 @@ class Stream:
         )
         return {"name": "own", "origin": "own", "train": train, "test": test}
 
-    def to(self, device: torch.device | str) -> Stream:
-        """The stream on a device; samples that tasks share are there once."""
-        moved: dict[int, Samples] = {}
 
-        def move(samples: Samples) -> Samples:
-            if id(samples) not in moved:
-                moved[id(samples)] = samples.to(device)
-            return moved[id(samples)]
+def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
+    """The streams on a device; tensors that tasks or streams share are there once."""
+    moved: dict[int, Tensor] = {}
+    parts: dict[int, Samples] = {}
 
-        return replace(
-            self,
+    def move(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.to(device)
+        return moved[id(tensor)]
+
+    def move_samples(samples: Samples) -> Samples:
+        if id(samples) not in parts:
+            parts[id(samples)] = Samples(move(samples.inputs), move(samples.targets), move(samples.rows))  # type: ignore[arg-type]
+        return parts[id(samples)]
+
+    return [
+        replace(
+            stream,
             tasks=tuple(
                 replace(
                     task,
-                    train=move(task.train),
-                    test=move(task.test),
-                    permutation=None if task.permutation is None else task.permutation.to(device),
+                    train=move_samples(task.train),
+                    test=move_samples(task.test),
+                    permutation=move(task.permutation),
                 )
-                for task in self.tasks
+                for task in stream.tasks
             ),
         )
+        for stream in streams
+    ]
 
 
 def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
@@ -135,8 +151,8 @@ def imbalanced(
 
     def thin(n: int, task: Task) -> Task:
         draw = torch.rand(len(task.train), generator=generator(seed, "removal", trial, n))
-        kept = draw >= removal[n][task.train.targets]
-        return replace(task, train=task.train[kept])
+        kept = draw >= removal[n][task.train.labels]
+        return replace(task, train=task.train.select(kept))
 
     return replace(stream, tasks=tuple(thin(n, task) for n, task in enumerate(stream.tasks)))
 
@@ -212,7 +228,7 @@ def from_arrays(
             )
         pairs.append((_as_samples(*arrays[:2]), _as_samples(*arrays[2:])))
     if num_classes is None:
-        num_classes = 1 + max((int(s.targets.max()) for pair in pairs for s in pair if len(s)), default=0)
+        num_classes = 1 + max((int(s.labels.max()) for pair in pairs for s in pair if len(s)), default=0)
     own = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
     names = [f"task {n + 1}" for n in range(len(pairs))] if names is None else names
     if not len(pairs) == len(own) == len(names):
@@ -244,7 +260,7 @@ def _check_samples(what: str, samples: Samples, shape: tuple[int, ...], classes:
         raise InputError(f"{what} have shape {tuple(samples.inputs.shape[1:])}, those of the first task {shape}")
     if samples.inputs.is_floating_point() and not torch.isfinite(samples.inputs).all():
         raise InputError(f"{what} hold NaN or infinity")
-    stray = set(samples.targets.unique().tolist()) - set(classes)
+    stray = set(samples.labels.unique().tolist()) - set(classes)
     if stray:
         raise InputError(f"{what} have the label {min(stray)}, which is not among the task's classes")
 

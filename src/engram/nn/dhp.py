@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,31 +14,102 @@ from engram.errors import InputError, NotFiniteError, check_choice
 from engram.targets import check_targets
 
 
-def class_means(hidden: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Mean hidden activation of every class in the batch (Algorithm 1, lines 3 to 6), all classes at once.
+def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each sample's share in the mean of its class: 1/s if the batch has s samples of that class, 0 in all others.
 
-    Returns h̃ (C, m), zero for absent classes, and which classes are present (C,).
+    So h̃ = shareᵀ h is the mean activation of every class at once (Algorithm 1, lines 3 to 6). Returns the shares
+    (…, B, C), and which classes are present (…, C, 1) as ones and zeros.
     """
-    is_class = target[:, None] == torch.arange(num_classes, device=target.device)  # (B, C)
-    member = is_class.to(hidden.dtype)
-    count = member.sum(dim=0)  # (C,)
-    total = member.T @ hidden  # (C, m)
-    return total / count.clamp(min=1)[:, None], count > 0
+    member = (target[..., None] == _class_numbers(num_classes, target.device)).to(dtype)  # (…, B, C)
+    count = member.sum(dim=-2)  # (…, C)
+    return member / count.clamp(min=1)[..., None, :], count.clamp(max=1)[..., None]
 
 
-def write_trace(hebb: Tensor, hidden: Tensor, target: Tensor, eta: Tensor) -> Tensor:
-    """The trace after one batch; classes that are absent from the batch keep theirs.
-
-    Eq. 3:  Hebb ← (1 − η) Hebb + η h̃
-    """
-    mean, present = class_means(hidden, target, hebb.shape[0])
-    rate = eta * present[:, None].to(hidden.dtype)  # (C, 1): η where the class is present, else 0
-    return (1 - rate) * hebb + rate * mean
+@lru_cache(maxsize=16)
+def _class_numbers(num_classes: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # it is kept for training too
+        return torch.arange(num_classes, device=device)
 
 
 def plastic_weight(weight: Tensor, alpha: Tensor, hebb: Tensor) -> Tensor:
     """The weight that is in force, slow plus fast (the bracket of Eq. 2):  θ + α Hebb."""
-    return weight + alpha * hebb
+    return torch.addcmul(weight, alpha, hebb)
+
+
+class PlasticSoftmax(torch.autograd.Function):
+    """Writes the trace from a batch, then reads it; with the derivatives written down, which is faster.
+
+    Eq. 3:  Hebb′ = Hebb + η (h̃ − Hebb), for the classes of the batch        Eq. 2:  z = (θ + α Hebb′) h
+
+    With D = (∂L/∂z)ᵀ h, the derivative by the weight in force:
+
+        ∂L/∂θ = D      ∂L/∂α = D Hebb′      ∂L/∂Hebb′ = D α =: F      ∂L/∂η = Σ F (h̃ − Hebb)
+        ∂L/∂h = (∂L/∂z) (θ + α Hebb′) + η share F
+
+    All tensors may have further axes in front, the same for all: so one call serves a whole stack of models.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        share, present = class_shares(target, weight.shape[-2], hidden.dtype)
+        surprise = (share.mT @ hidden - hebb) * present  # h̃ − Hebb (…, C, m), 0 for absent classes
+        rate = eta[..., None, None].clone()  # as it is now, however the optimizer changes it before the backward pass
+        written = torch.addcmul(hebb, rate, surprise)
+        in_force = plastic_weight(weight, _as_matrix(alpha, weight), written)
+        ctx.mark_non_differentiable(written)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, alpha, written, in_force, share, rate, surprise)
+        return hidden @ in_force.mT, written
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, alpha, written, in_force, share, rate, surprise = ctx.saved_tensors
+        d = gradients[0]
+        if d is None:
+            return (None,) * 6
+        slope = d.mT @ hidden  # D (…, C, m)
+        fast = slope * _as_matrix(alpha, weight)  # F
+        by_alpha = slope * written
+        if alpha.ndim < weight.ndim:
+            by_alpha = by_alpha.sum(dim=(-2, -1))
+        by_eta = (fast * surprise).sum(dim=(-2, -1))
+        # (∂L/∂z) (θ + α Hebb′) + η share F, as one product
+        by_hidden = torch.cat([d, rate * share], dim=-1) @ torch.cat([in_force, fast], dim=-2)
+        return by_hidden, None, slope, by_alpha, by_eta, None
+
+
+class MappedPlasticSoftmax(torch.autograd.Function):
+    """`PlasticSoftmax` for `torch.func.vmap`, which calls it once with the mapped axis in front."""
+
+    @staticmethod
+    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("it is only ever mapped")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
+        in_front = [
+            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+            for tensor, axis in zip(inputs, in_dims, strict=True)
+        ]
+        return write_then_read(*in_front), 0
+
+
+def write_then_read(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """(logits, trace after the batch) from (h, targets, θ, α, η, trace)."""
+    # PyTorch has no public name for this question, and asks it in the same words.
+    mapped = torch._C._are_functorch_transforms_active()
+    return (MappedPlasticSoftmax if mapped else PlasticSoftmax).apply(*inputs)  # type: ignore[return-value]
+
+
+def _as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:
+    """α with an axis for every axis of θ, also where all synapses share one."""
+    return alpha if alpha.ndim == weight.ndim else alpha[..., None, None]
 
 
 class DHPSoftmax(nn.Module):
@@ -110,6 +183,7 @@ class DHPSoftmax(nn.Module):
         self.eta = nn.Parameter(torch.empty((), device=device, dtype=dtype))
         self.register_buffer("hebb", torch.empty(shape, device=device, dtype=dtype))
         self.initial_eta = eta
+        self.check_values = True  # whether a batch's values are looked at before the trace is written, on a CPU
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -121,20 +195,22 @@ class DHPSoftmax(nn.Module):
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         self._check_hidden(hidden)
-        hebb = self.hebb
-        if self.training:
-            target = self._check_target(hidden, target)
-            hebb = self._write(hidden, target)
-        return F.linear(hidden, plastic_weight(self.weight, self.alpha, hebb))
+        if not self.training:
+            return F.linear(hidden, plastic_weight(self.weight, self.alpha, self.hebb))
+        target = self._check_target(hidden, target)
+        if torch.is_autocast_enabled(hidden.device.type):
+            with torch.autocast(hidden.device.type, enabled=False):  # the trace sums up small changes
+                return self._write_then_read(hidden.to(self.weight.dtype), target)
+        return self._write_then_read(hidden, target)
 
-    def _write(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def _write_then_read(self, hidden: Tensor, target: Tensor) -> Tensor:
         if self.eta_range == "unit":
-            # Through .data, because another batch's graph may still hold η for its own backward pass.
-            self.eta.data.clamp_(0, 1)
-        # The copy is what η's gradient needs later, once the buffer itself has moved on.
-        hebb = write_trace(self.hebb.clone(), hidden, target, self.eta)
-        self.hebb.copy_(hebb.detach())
-        return hebb
+            with torch.no_grad():
+                self.eta.copy_(self.eta.clamp(0, 1))
+        logits, written = write_then_read(hidden, target, self.weight, self.alpha, self.eta, self.hebb)
+        with torch.no_grad():
+            self.hebb.copy_(written)
+        return logits
 
     def weight_slopes(self) -> dict[str, Tensor]:
         """Derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α."""
@@ -182,7 +258,7 @@ class DHPSoftmax(nn.Module):
             )
         check_targets(target, len(hidden))
         # Looking at values would make an accelerator wait, and cannot be traced: there it is the caller's part.
-        if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self.check_values and hidden.device.type == "cpu" and not torch.compiler.is_compiling():
             self._check_values(hidden, target)
         return target
 

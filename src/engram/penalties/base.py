@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError
-
-Batch = tuple[Tensor, Tensor]
+from engram.errors import InputError, NotFiniteError
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Penalty(ABC):
 
     Eq. 4:  L̃(θ, α, η) = L(θ, α, η) + λ Σ_k Ω_k (θ_k − θ*_k)²
 
-    A subclass says in `consolidate` what Ω is. In a training loop, with Eq. 4's gradient in the loss:
+    A subclass says in `importance` what Ω is. In a training loop, with Eq. 4's gradient in the loss:
 
         loss = cross_entropy(model(inputs), targets) + penalty.loss()
         loss.backward()
@@ -52,6 +50,7 @@ class Penalty(ABC):
     """
 
     keeps_every_term = False  # a term a task, or one for all
+    gamma: float = 1.0  # how much of the older tasks' importance stays, where one term is for all
     extra_groups: tuple[str, ...] = ()  # attributes of a subclass, each a tensor per weight, that are state as well
 
     def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False):
@@ -64,7 +63,7 @@ class Penalty(ABC):
             raise InputError("the model has no trainable slow weights for a penalty to protect")
         self.terms: list[Term] = []
         self.gradient_share: Tensor | None = None  # how many times `loss`'s gradient is in .grad; None for not at all
-        self._proximal: _ProximalMap | None = None
+        self._pull: tuple[list[Term], tuple[float, float, str], Pull] | None = None
 
     def loss(self) -> Tensor:
         """λ Σ_k Ω_k (θ_k − θ*_k)², a scalar; zero before the first consolidation."""
@@ -86,24 +85,52 @@ class Penalty(ABC):
 
         θ ← (θ + 2 lr λ Σ Ω θ*) / (1 + 2 lr λ Σ Ω)
         """
+        pull = self.pull(learning_rate)
+        if pull is not None:
+            for name, theta in self.parameters.items():
+                torch.addcmul(pull.shift[name], theta, pull.gain[name], out=theta)
+
+    @torch.no_grad()
+    def pull(self, learning_rate: float, step: str = "proximal") -> Pull | None:
+        """What the penalty does to the weights in a step of one kind; None before the first consolidation.
+
+        It is worked out once for all steps between two consolidations.
+        """
         if not self.terms:
-            return
-        if self._proximal is None or not self._proximal.fits(self.terms, learning_rate, self.strength):
-            self._proximal = _ProximalMap(self.terms, learning_rate, self.strength)
-        for name, theta in self.parameters.items():
-            torch.addcmul(self._proximal.shift[name], theta, self._proximal.gain[name], out=theta)
+            return None
+        asked = (learning_rate, self.strength, step)
+        if self._pull is None or self._pull[0] is not self.terms or self._pull[1] != asked:
+            make = {"proximal": proximal_pull, "gradient": gradient_pull}[step]
+            self._pull = (self.terms, asked, make(self.terms, 2 * learning_rate * self.strength))
+        return self._pull[2]
 
     def after_step(self) -> None:  # noqa: B027 - most penalties rightly do nothing here
         """Called after each step of the optimizer. Only SI watches the path that the weights take."""
 
-    @abstractmethod
-    def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
+    def consolidate(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> None:
         """Give the weights as they are now their importance for the task in `batches`, and anchor them.
 
         `batches` yields (inputs, targets) of the task just learned; `classes` are the outputs that take part
         where a task has its own (all by default). The model is left as it was found: traces, BatchNorm
         statistics, gradients and modes untouched.
         """
+        self.remember(check_finite(self.importance(batches, classes)))
+
+    @abstractmethod
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        """Ω of each protected weight for the task in `batches` alone; nothing is changed.
+
+        Written for one model, and without looking at values: a stack of models then has it mapped over them.
+        """
+
+    def remember(self, importance: dict[str, Tensor]) -> None:
+        """Ω ← γ Ω + Ω_task  and  θ* ← θ; or a term of its own for every task."""
+        if self.keeps_every_term:
+            self.terms = [*self.terms, Term(importance, self.snapshot())]
+            return
+        for term in self.terms:
+            importance = {name: self.gamma * term.importance[name] + omega for name, omega in importance.items()}
+        self.terms = [Term(importance, self.snapshot())]
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the protected weights as they are now."""
@@ -153,30 +180,47 @@ class Penalty(ABC):
         return taken
 
 
-class _ProximalMap:
-    """The proximal step as θ ← shift + gain θ, worked out once for all steps between two consolidations.
+@dataclass(frozen=True)
+class Pull:
+    """A penalty's part of a step as an affine map of each weight:  θ ← gain θ + shift."""
 
-    It is a weighted mean of θ and of the anchors' own mean (by importance), and stays one where 2 lr λ Ω overflows.
+    gain: dict[str, Tensor]
+    shift: dict[str, Tensor]
+
+
+def proximal_pull(terms: list[Term], scale: float) -> Pull:
+    """After the optimizer's step:  θ ← (θ + s Σ Ω θ*) / (1 + s Σ Ω),  with s = 2 lr λ.
+
+    It is a weighted mean of θ and of the anchors' own mean (by importance), and stays one where s Ω overflows.
     """
+    gain, shift = {}, {}
+    for name, (hold, drag) in _sums_over(terms).items():
+        anchor = torch.where(hold > 0, drag / hold, 0)
+        held = scale * hold
+        gain[name] = 1 / (1 + held)
+        weight = torch.where(held > 1, 1 - gain[name], held * gain[name])  # each exact where it is used
+        shift[name] = weight * anchor
+    return Pull(gain, shift)
 
-    def __init__(self, terms: list[Term], learning_rate: float, strength: float):
-        self.made_for = (list(terms), learning_rate, strength)
-        self.gain: dict[str, Tensor] = {}
-        self.shift: dict[str, Tensor] = {}
-        scale = 2 * learning_rate * strength
-        for name in terms[0].importance:
-            hold = torch.stack([term.importance[name] for term in terms]).sum(dim=0)
-            pull = torch.stack([term.importance[name] * term.anchor[name] for term in terms]).sum(dim=0)
-            anchor = torch.where(hold > 0, pull / hold, 0)
-            held = scale * hold
-            self.gain[name] = 1 / (1 + held)
-            weight = torch.where(held > 1, 1 - self.gain[name], held * self.gain[name])  # each exact where it is used
-            self.shift[name] = weight * anchor
 
-    def fits(self, terms: list[Term], learning_rate: float, strength: float) -> bool:
-        own_terms, *settings = self.made_for
-        same_terms = len(terms) == len(own_terms) and all(a is b for a, b in zip(terms, own_terms, strict=True))
-        return same_terms and settings == [learning_rate, strength]
+def gradient_pull(terms: list[Term], scale: float) -> Pull:
+    """Together with the optimizer's step:  θ ← θ − lr g − s Σ Ω (θ − θ*),  with s = 2 lr λ."""
+    sums = _sums_over(terms)
+    return Pull(
+        {name: 1 - scale * hold for name, (hold, _) in sums.items()},
+        {name: scale * drag for name, (_, drag) in sums.items()},
+    )
+
+
+def _sums_over(terms: list[Term]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Σ Ω and Σ Ω θ* over the terms, for each weight."""
+    return {
+        name: (
+            torch.stack([term.importance[name] for term in terms]).sum(dim=0),
+            torch.stack([term.importance[name] * term.anchor[name] for term in terms]).sum(dim=0),
+        )
+        for name in terms[0].importance
+    }
 
 
 class NoPenalty(Penalty):
@@ -187,6 +231,9 @@ class NoPenalty(Penalty):
 
     def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
         pass
+
+    def importance(self, batches: Any = None, classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(theta) for name, theta in self.parameters.items()}
 
 
 class _QuadraticForm(torch.autograd.Function):
@@ -214,6 +261,16 @@ class _QuadraticForm(torch.autograd.Function):
             return (None,) * (1 + len(ctx.saved_tensors))
         at = dict(zip(penalty.parameters, ctx.saved_tensors, strict=True))
         return None, *(scale * gradient for gradient in penalty.gradient(at).values())
+
+
+def check_finite(importance: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Refuse importances that would hold a weight at NaN for ever."""
+    for name, omega in importance.items():
+        if not torch.isfinite(omega).all():
+            raise NotFiniteError(
+                f"the importance of {name!r} is NaN or infinite: the samples or the weights are not finite"
+            )
+    return importance
 
 
 def slow_parameters(model: nn.Module, with_alpha: bool = False) -> dict[str, nn.Parameter]:

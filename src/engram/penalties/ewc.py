@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engram.errors import InputError, check_choice
+from engram.freezing import frozen
 from engram.masking import mask_logits
-from engram.penalties.base import Batch, Penalty, Term
-from engram.penalties.importance import mean_per_sample
+from engram.penalties.base import Penalty
+from engram.penalties.importance import mean_per_sample, unpack
 from engram.targets import check_targets
 
 
@@ -44,10 +46,10 @@ class EWC(Penalty):
         self.labels = labels
         self.seed = seed
 
-    def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
-        self.terms = [*self.terms, Term(self.fisher(batches, classes), self.snapshot())]
+    def consolidate(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> None:
+        super().consolidate((self._checked(batch, classes) for batch in batches), classes)
 
-    def fisher(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
         """The diagonal of the Fisher information of the weights as they are now."""
         random = torch.Generator().manual_seed(self.seed)
 
@@ -58,7 +60,7 @@ class EWC(Penalty):
         def labelled(inputs: Tensor, targets: Tensor | None) -> Iterable[tuple[Tensor, Tensor]]:
             """The labels to take the gradient for, each with the root of its weight, since the gradient is squared."""
             if self.labels == "true":
-                yield self._true_labels(inputs, targets, classes), torch.ones(len(inputs), device=inputs.device)
+                yield torch.as_tensor(targets).long(), torch.ones(len(inputs), device=inputs.device)
                 return
             p = mask_logits(self.model(inputs), classes).softmax(dim=1)
             if self.labels == "sampled":
@@ -70,15 +72,25 @@ class EWC(Penalty):
 
         return mean_per_sample(self.model, self.parameters, log_likelihood, torch.square, batches, labelled)
 
-    def _true_labels(self, inputs: Tensor, targets: Tensor | None, classes: Sequence[int] | None) -> Tensor:
+    @torch.no_grad()
+    def _checked(self, batch: Any, classes: Sequence[int] | None) -> Any:
+        """The batch, once its labels are known to be some that the model can have."""
+        if self.labels != "true":
+            return batch
+        inputs, targets = unpack(batch)
         if targets is None:
             raise InputError("importances by true labels need them: batches must yield (inputs, targets)")
         check_targets(targets, len(inputs))
-        own = range(self.model(inputs[:1]).shape[1]) if classes is None else classes
+        if classes is None:
+            device = next(iter(self.parameters.values())).device
+            with frozen(self.model):
+                own: Sequence[int] = range(self.model(inputs[:1].to(device)).shape[1])
+        else:
+            own = classes
         stray = set(targets.unique().tolist()) - set(own)
         if stray:
             raise InputError(f"the label {min(stray)} is not among the classes {', '.join(map(str, own))}")
-        return targets.long()
+        return batch
 
 
 class OnlineEWC(EWC):
@@ -106,9 +118,3 @@ class OnlineEWC(EWC):
         if not 0 <= gamma <= 1:
             raise InputError(f"gamma must lie in [0, 1], not {gamma}")
         self.gamma = gamma
-
-    def consolidate(self, batches: Iterable[Batch], classes: Sequence[int] | None = None) -> None:
-        importance = self.fisher(batches, classes)
-        for term in self.terms:
-            importance = {name: self.gamma * term.importance[name] + omega for name, omega in importance.items()}
-        self.terms = [Term(importance, self.snapshot())]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError, NotFiniteError
+from engram.errors import InputError
 from engram.freezing import frozen
-from engram.penalties.per_sample import Function, Objective, sum_per_sample
+from engram.penalties.per_sample import Function, Objective, known_layers, sum_per_sample
 
 Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 
@@ -31,33 +31,22 @@ def mean_per_sample(
     device = next(iter(parameters.values())).device
     total = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
     num_samples = 0
-    with frozen(model), torch.no_grad():
+    with frozen(model), known_layers(model), torch.no_grad():
         for batch in batches:
-            inputs, targets = _unpack(batch, device)
+            inputs, targets = (part if part is None else part.to(device) for part in unpack(batch))
+            assert inputs is not None
             for arguments in [()] if variants is None else variants(inputs, targets):
                 sums = sum_per_sample(model, parameters, objective, function, inputs, *arguments)
                 total = {name: total[name] + sums[name] for name in total}
             num_samples += len(inputs)
     if num_samples == 0:
         raise InputError("there are no samples to compute importances from: batches is empty")
-    return check_finite({name: value / num_samples for name, value in total.items()})
+    return {name: value / num_samples for name, value in total.items()}
 
 
-def check_finite(importance: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Refuse importances that would hold a weight at NaN for ever."""
-    for name, omega in importance.items():
-        if not torch.isfinite(omega).all():
-            raise NotFiniteError(
-                f"the importance of {name!r} is NaN or infinite: the samples or the weights are not finite"
-            )
-    return importance
-
-
-def _unpack(batch: Any, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
     """(inputs, targets, ...) as loaders yield it, or inputs alone."""
     parts = (batch,) if isinstance(batch, Tensor) else tuple(batch)[:2]
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         raise InputError("batches must yield tensors: (inputs, targets), or inputs alone where no labels are needed")
-    inputs, targets = (*(part.to(device) for part in parts), None)[:2]
-    assert inputs is not None
-    return inputs, targets
+    return parts[0], parts[1] if len(parts) > 1 else None

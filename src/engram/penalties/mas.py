@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from engram.penalties.base import Batch, Penalty, Term
+from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample
 
 
@@ -19,12 +20,9 @@ class MAS(Penalty):
     f(x) are the logits, their norm is squared, and the absolute value is taken of each sample's gradient.
     """
 
-    def consolidate(self, batches: Iterable[Batch | Tensor], classes: Sequence[int] | None = None) -> None:
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
         def squared_norm(outputs: Tensor) -> Tensor:
             own = outputs if classes is None else outputs[:, list(classes)]
             return own.square().sum(dim=1)
 
-        importance = mean_per_sample(self.model, self.parameters, squared_norm, torch.abs, batches)
-        for term in self.terms:
-            importance = {name: term.importance[name] + omega for name, omega in importance.items()}
-        self.terms = [Term(importance, self.snapshot())]
+        return mean_per_sample(self.model, self.parameters, squared_norm, torch.abs, batches)

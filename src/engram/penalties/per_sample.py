@@ -10,7 +10,10 @@ be mapped, through one backward pass per sample.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,19 @@ from torch.func import functional_call, grad, vmap
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
+
+
+@dataclass(frozen=True)
+class ProductLayer:
+    """A layer whose gradient for a sample is an outer product, and what comes out of it for one batch."""
+
+    layer: nn.Module
+    shape: torch.Size
+    dtype: torch.dtype
+    parameters: frozenset[str]  # by their names in the model: those that nothing but the layer's own call uses
+
+
+Layers = dict[str, ProductLayer]  # by the prefix of the layer's parameters
 
 
 def sum_per_sample(
@@ -30,57 +46,106 @@ def sum_per_sample(
     *arguments: Tensor,
 ) -> dict[str, Tensor]:
     """Σ_b function(∂ objective_b / ∂θ) for each named parameter; the model must be in evaluation mode."""
-    sums, left = _sum_by_products(model, parameters, objective, function, inputs, arguments)
+    known = _known.get(model, {})
+    if inputs.shape not in known:
+        known[inputs.shape] = find_product_layers(model, inputs)
+    layers = known[inputs.shape]
+    sums = _sum_by_products(model, layers, objective, function, inputs, arguments) if layers else {}
+    left = {name: parameter for name, parameter in parameters.items() if name not in sums}
     if left:
         sums |= _sum_by_mapping(model, left, objective, function, inputs, arguments)
     return {name: sums[name] for name in parameters}
 
 
-def _sum_by_products(
-    model: nn.Module,
-    parameters: dict[str, nn.Parameter],
-    objective: Objective,
-    function: Function,
-    inputs: Tensor,
-    arguments: tuple[Tensor, ...],
-) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
-    """The sums of all parameters whose gradients are known in closed form, and the parameters that are left."""
-    layers = {f"{name}." if name else "": layer for name, layer in model.named_modules() if _has_products(layer)}
-    calls: dict[str, list[tuple[Tensor, Tensor]]] = {prefix: [] for prefix in layers}
+_known: WeakKeyDictionary[nn.Module, dict[torch.Size, Layers]] = WeakKeyDictionary()
+
+
+@contextmanager
+def known_layers(model: nn.Module, batches: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Within it, the layers are looked for once for each shape of a batch, and for those of `batches` at once.
+
+    They are found in the model's autograd graph, which a mapped call does not show: there they must be known before.
+    """
+    outer = _known.get(model)
+    _known[model] = {**(outer or {}), **{inputs.shape: find_product_layers(model, inputs) for inputs in batches}}
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _known[model]
+        else:
+            _known[model] = outer
+
+
+def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) -> Layers:
+    """The layers that are called once, on one row a sample, and whose parameters nothing else uses."""
+    candidates = {f"{name}." if name else "": layer for name, layer in model.named_modules() if _has_products(layer)}
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {prefix: [] for prefix in candidates}
 
     def watch(prefix: str) -> Callable:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if args:  # an input passed by name is left to the mapping
-                calls[prefix].append((args[0].detach(), output))
+                calls[prefix].append((args[0], output))
             return output.clone()  # so that an activation in place does not change the output that is kept
 
         return hook
 
-    handles = [layer.register_forward_hook(watch(prefix)) for prefix, layer in layers.items()]
+    with _hooked(candidates, watch), torch.enable_grad():
+        total = model(inputs, *arguments).sum()
+    num_uses = _count_uses(total)
+    found = {}
+    for prefix, seen in calls.items():
+        layer = candidates[prefix]
+        if len(seen) != 1 or not seen[0][1].requires_grad or not _is_row_a_sample(layer, seen[0][0], len(inputs)):
+            continue
+        own = {prefix + name for name, theta in layer.named_parameters(recurse=False) if num_uses.get(theta) == 1}
+        if own:
+            found[prefix] = ProductLayer(layer, seen[0][1].shape, seen[0][1].dtype, frozenset(own))
+    return found
+
+
+@contextmanager
+def _hooked(layers: Mapping[str, nn.Module], hook: Callable[[str], Callable]) -> Iterator[None]:
+    handles = [layer.register_forward_hook(hook(prefix)) for prefix, layer in layers.items()]
     try:
-        with torch.enable_grad():
-            total = objective(model(inputs), *arguments).sum()
+        yield
     finally:
         for handle in handles:
             handle.remove()
 
-    num_uses = _count_uses(total)
-    once = {
-        prefix: seen[0]
-        for prefix, seen in calls.items()
-        if len(seen) == 1 and seen[0][1].requires_grad and _is_row_a_sample(layers[prefix], seen[0][0], len(inputs))
-    }
-    deltas = torch.autograd.grad(total, [output for _, output in once.values()], allow_unused=True) if once else ()
-    sums: dict[str, Tensor] = {}
-    left = dict(parameters)
-    for (prefix, (entered, _)), delta in zip(once.items(), deltas, strict=True):
-        if delta is None:
-            continue
-        for name, value in _layer_sums(layers[prefix], entered, delta, function).items():
-            if prefix + name in left and num_uses.get(left[prefix + name]) == 1:
-                del left[prefix + name]
+
+def _sum_by_products(
+    model: nn.Module,
+    layers: Layers,
+    objective: Objective,
+    function: Function,
+    inputs: Tensor,
+    arguments: tuple[Tensor, ...],
+) -> dict[str, Tensor]:
+    """The sums of all parameters whose gradients are known in closed form."""
+
+    def total(nudges: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The objective as a function of something added to each layer's output: its gradient there is d."""
+        entered: dict[str, Tensor] = {}
+
+        def nudge(prefix: str) -> Callable:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+                entered[prefix] = args[0]
+                return output + nudges[prefix]
+
+            return hook
+
+        with _hooked({prefix: found.layer for prefix, found in layers.items()}, nudge):
+            return objective(model(inputs), *arguments).sum(), entered
+
+    nudges = {prefix: inputs.new_zeros(found.shape, dtype=found.dtype) for prefix, found in layers.items()}
+    deltas, entered = grad(total, has_aux=True)(nudges)
+    sums = {}
+    for prefix, found in layers.items():
+        for name, value in _layer_sums(found.layer, entered[prefix], deltas[prefix], function).items():
+            if prefix + name in found.parameters:
                 sums[prefix + name] = value
-    return sums, left
+    return sums
 
 
 def _has_products(layer: nn.Module) -> bool:

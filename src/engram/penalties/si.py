@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.errors import InputError
-from engram.penalties.base import Penalty, Term
-from engram.penalties.importance import check_finite
+from engram.penalties.base import Penalty
 
 
 class SI(Penalty):
@@ -40,8 +39,8 @@ class SI(Penalty):
 
     def _start_task(self) -> None:
         self.start: dict[str, Tensor] = self.snapshot()  # θ when the task began
-        self.before: dict[str, Tensor] = self.snapshot()  # θ before the current step
-        self.path: dict[str, Tensor] = {name: torch.zeros_like(theta) for name, theta in self.before.items()}
+        self.before = self.start  # θ before the current step; a copy of its own once there has been one
+        self.path: dict[str, Tensor] = {name: torch.zeros_like(theta) for name, theta in self.start.items()}
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -50,6 +49,8 @@ class SI(Penalty):
             raise InputError(
                 "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
             )
+        if self.before is self.start:
+            self.before = {name: theta.clone() for name, theta in self.start.items()}
         share = self.gradient_share
         of_penalty = self.gradient(self.before) if share is not None else {}
         for name, theta in self.parameters.items():
@@ -59,15 +60,17 @@ class SI(Penalty):
             self.before[name].copy_(theta)
         self.gradient_share = None
 
-    @torch.no_grad()
     def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
         """End the task. SI needs no data for it."""
-        importance = {}
-        for name, theta in self.parameters.items():
-            moved = theta - self.start[name]
-            importance[name] = self.path[name].clamp(min=0) / (moved.square() + self.xi)
-        check_finite(importance)
-        for term in self.terms:
-            importance = {name: term.importance[name] + omega for name, omega in importance.items()}
-        self.terms = [Term(importance, self.snapshot())]
+        super().consolidate(batches, classes)
+
+    @torch.no_grad()
+    def importance(self, batches: Any = None, classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        return {
+            name: self.path[name].clamp(min=0) / ((theta - self.start[name]).square() + self.xi)
+            for name, theta in self.parameters.items()
+        }
+
+    def remember(self, importance: dict[str, Tensor]) -> None:
+        super().remember(importance)
         self._start_task()

@@ -1,0 +1,1 @@
+"""Many models as one program: written for one, trained by the hundred."""

@@ -1,0 +1,198 @@
+"""One step of one model: plain SGD on Eq. 4, with what autograd would do at a greater price written down.
+
+A linear layer's gradient is a product, g = dᵀ x, of what entered the layer and the loss's gradient by what came out.
+So θ − lr g is one product that adds to θ in place: the gradient itself, as large as the weights, is never made unless
+Synaptic Intelligence needs it. The penalty's part of the step is an affine map of each weight.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.learner import Learner
+from engram.masking import mask_logits
+from engram.penalties import SI, Penalty
+from engram.penalties.per_sample import find_product_layers
+
+
+class Descent(Protocol):
+    """How one learner takes its steps."""
+
+    def begin_task(self, classes: Sequence[int]) -> None: ...
+
+    def steps(self) -> Any: ...  # a context in which steps are taken
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor: ...  # the loss before it
+
+
+def own_method(penalty: Penalty) -> str | None:
+    """The name of a method by which a penalty steps otherwise than the quadratic form; None if there is none."""
+    kind = type(penalty)
+    for name in ("loss", "gradient", "pull", "proximal_step", "after_step"):
+        usual = {getattr(Penalty, name), getattr(SI, name)}
+        if getattr(kind, name) not in usual or name in vars(penalty):
+            return name
+    return None
+
+
+class FactoredDescent:
+    """Steps for the penalties of the quadratic form."""
+
+    def __init__(self, learner: Learner, factored: Sequence[str]):
+        self.learner = learner
+        self.rate = learner.config.learning_rate
+        self.kind = learner.config.penalty_step
+        named = dict(learner.model.named_parameters())
+        self.layers = {f"{name}.": learner.model.get_submodule(name) for name in factored}
+        self.deferred = {
+            prefix + name for prefix, layer in self.layers.items() for name, _ in layer.named_parameters(recurse=False)
+        }
+        self.direct = {n: theta for n, theta in named.items() if theta.requires_grad and n not in self.deferred}
+        self.seen: dict[str, tuple[Tensor, Tensor]] = {}
+        self.recording = False
+        for prefix, layer in self.layers.items():
+            layer.register_forward_hook(self._watch(prefix))
+        self.scratch: dict[str, Tensor] = {}
+
+    def _watch(self, prefix: str) -> Callable:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            if self.recording:
+                if not output.requires_grad:
+                    output.requires_grad_()
+                self.seen[prefix] = (args[0], output)
+
+        return hook
+
+    def begin_task(self, classes: Sequence[int]) -> None:
+        self.classes = tuple(classes)
+        penalty = self.learner.penalty
+        pull = penalty.pull(self.rate, self.kind)
+        self.pulls = {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain}
+        self.path = penalty.path if isinstance(penalty, SI) else {}
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        layers = [theta for layer in self.layers.values() for theta in layer.parameters(recurse=False)]
+        self.recording = True
+        for theta in layers:
+            theta.requires_grad_(False)  # autograd need not make their gradients
+        try:
+            yield
+        finally:
+            self.recording = False
+            self.seen.clear()
+            for theta in layers:
+                theta.requires_grad_(True)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        logits = mask_logits(self.learner.model(inputs, targets), self.classes)
+        loss = F.cross_entropy(logits, targets)
+        outputs = [output for _, output in self.seen.values()]
+        gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()])
+        with torch.no_grad():
+            for (prefix, (entered, _)), delta in zip(self.seen.items(), gradients, strict=False):
+                self._step_layer(prefix, entered, delta)
+            for (name, theta), gradient in zip(self.direct.items(), gradients[len(outputs) :], strict=True):
+                self._step(name, theta, gradient)
+        return loss.detach()
+
+    def _step_layer(self, prefix: str, entered: Tensor, delta: Tensor) -> None:
+        layer = self.layers[prefix]
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, Tensor)
+        if prefix + "weight" in self.path:
+            self._step(prefix + "weight", weight, delta.T @ entered)
+        else:
+            with self._pulled(prefix + "weight", weight):
+                weight.addmm_(delta.T, entered, alpha=-self.rate)
+        if isinstance(bias, Tensor):
+            self._step(prefix + "bias", bias, delta.sum(dim=0))
+
+    def _step(self, name: str, theta: Tensor, gradient: Tensor) -> None:
+        path = self.path.get(name)
+        if path is None:
+            self._descend(name, theta, gradient)
+        elif name not in self.pulls:  # Δθ = −lr g
+            path.addcmul_(gradient, gradient, value=self.rate)
+            self._descend(name, theta, gradient)
+        else:
+            if name not in self.scratch:
+                self.scratch[name] = torch.empty_like(theta)
+            before = self.scratch[name].copy_(theta)
+            self._descend(name, theta, gradient)
+            path.addcmul_(gradient, before.sub_(theta))  # path ← path − g Δθ
+
+    def _descend(self, name: str, theta: Tensor, gradient: Tensor) -> None:
+        with self._pulled(name, theta):
+            theta.add_(gradient, alpha=-self.rate)
+
+    @contextmanager
+    def _pulled(self, name: str, theta: Tensor) -> Iterator[None]:
+        """θ ← gain (θ − lr g) + shift, the proximal step; or θ ← gain θ + shift − lr g, the gradient's."""
+        gain, shift = self.pulls.get(name, (None, None))
+        if gain is not None and self.kind == "gradient":
+            torch.addcmul(shift, theta, gain, out=theta)
+        yield
+        if gain is not None and self.kind == "proximal":
+            torch.addcmul(shift, theta, gain, out=theta)
+
+
+class ContractDescent:
+    """Steps by a penalty's own methods, called as in anybody's loop."""
+
+    def __init__(self, learner: Learner):
+        self.learner = learner
+        self.optimizer = torch.optim.SGD(learner.model.parameters(), lr=learner.config.learning_rate)
+
+    def begin_task(self, classes: Sequence[int]) -> None:
+        self.classes = tuple(classes)
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        yield
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        learner = self.learner
+        logits = mask_logits(learner.model(inputs, targets), self.classes)
+        loss = F.cross_entropy(logits, targets)
+        self.optimizer.zero_grad()
+        if learner.config.penalty_step == "gradient":
+            (loss + learner.penalty.loss()).backward()
+            self.optimizer.step()
+        else:
+            loss.backward()
+            self.optimizer.step()
+            learner.penalty.proximal_step(learner.config.learning_rate)
+        learner.penalty.after_step()
+        return loss.detach()
+
+
+def factored_layers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[str]:
+    """The names of the linear layers whose gradients may stay products, seen in one pass over a small batch."""
+    twin = copy.deepcopy(model).train()
+    names = []
+    for prefix, product in find_product_layers(twin, inputs, targets).items():
+        layer = product.layer
+        own = {prefix + name for name, theta in layer.named_parameters(recurse=False) if theta.requires_grad}
+        if type(layer).forward is nn.Linear.forward and own and own == product.parameters:
+            names.append(prefix.removesuffix("."))
+    return names if _outputs_can_be_leaves(twin, names, inputs, targets) else []
+
+
+def _outputs_can_be_leaves(model: nn.Module, names: Sequence[str], inputs: Tensor, targets: Tensor) -> bool:
+    """An activation in place would overwrite what came out of a layer, which autograd refuses."""
+    for name in names:
+        layer = model.get_submodule(name).requires_grad_(False)
+        layer.register_forward_hook(lambda module, args, output: None if output.requires_grad else output.requires_grad_())
+    try:
+        model(inputs, targets).sum().backward()
+    except RuntimeError:
+        return False
+    return True
