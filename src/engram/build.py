@@ -130,7 +130,7 @@ def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
         model,
         strength=config.strength,
         labels=config.fisher_labels,
-        seed=derive_seed(config.seed, "fisher", trial),
+        seed=derive_seed(config.seed, "fisher", trial) if config.fisher_labels == "sampled" else 0,
         regularize_alpha=config.regularize_alpha,
         **({"gamma": config.gamma} if kind is OnlineEWC else {}),
     )

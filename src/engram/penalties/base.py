@@ -104,6 +104,10 @@ class Penalty(ABC):
             self._pull = (self.terms, asked, make(self.terms, 2 * learning_rate * self.strength))
         return self._pull[2]
 
+    def forget_pull(self) -> None:
+        """Free the memory of the last `pull`, for who has a copy of it."""
+        self._pull = None
+
     def after_step(self) -> None:  # noqa: B027 - most penalties rightly do nothing here
         """Called after each step of the optimizer. Only SI watches the path that the weights take."""
 

@@ -2,23 +2,129 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from engram.config import Config
+from engram.data.batches import read_inputs
+from engram.errors import InputError
 from engram.learner import Learner
+from engram.penalties import NoPenalty
+from engram.stack.descent import own_method
+from engram.stack.mapped import Mapped
+from engram.stack.memory import bytes_of, bytes_of_data
 from engram.stack.one_by_one import OneByOne
-from engram.stack.program import Batches, Program
+from engram.stack.program import Batches, Program, SideBySide
+from engram.stack.section import Section
 
-Build = Callable[[int], tuple[list[Learner], Batches]]
+# What the modules of two configs may differ in: values of parameters, but not their names, shapes or use.
+ARCHITECTURE = ("network", "hidden", "leaky_slope", "plastic", "alpha", "eta_range", "baseline_head")
+SHARE_OF_MEMORY = 0.8  # that a stack may take of what is free
 
 
 def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.device) -> tuple[Program, list[str]]:
     """The program for these learners, and what is to be said about the choice."""
-    return OneByOne(learners, batches), []
+    if device.type == "cpu":
+        return OneByOne(learners, batches), []
+    kernels = load_kernels(batches.dtype)
+    notes = [] if kernels else ["Triton is missing or does not serve here: a stack is slower without it"]
+    first = batches.tasks(0)[0].train[slice(2)]
+    example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
+    alike: list[list[Learner]] = []
+    alone: list[Learner] = []
+    for group in architectures(learners):
+        reason = reason_against_mapping(group, example, kernels)
+        if reason is None:
+            alike.append(group)
+        else:
+            methods = ", ".join(dict.fromkeys(learner.config.method for learner in group))
+            notes.append(f"{methods}: cannot be stacked and train one by one, since {reason}")
+            alone += group
+    programs: list[Program] = []
+    if alike:
+        programs.append(Mapped(alike, batches, kernels))
+    if alone:
+        programs.append(OneByOne(alone, batches))
+    return programs[0] if len(programs) == 1 else SideBySide(programs), notes
+
+
+def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
+    """Learners whose models and penalties can be called as one."""
+    groups: dict[tuple, list[Learner]] = {}
+    for learner in learners:
+        key = (*(getattr(learner.config, name) for name in ARCHITECTURE), own_method(learner.penalty))
+        groups.setdefault(key, []).append(learner)
+    return list(groups.values())
+
+
+def load_kernels(dtype: torch.dtype) -> ModuleType | None:
+    """The kernels for a GPU, where there is Triton and the type is one they know."""
+    if dtype != torch.float32 or not torch.cuda.is_available():
+        return None
+    try:
+        from engram.stack import kernels
+    except ImportError:
+        return None
+    return kernels
+
+
+def reason_against_mapping(
+    group: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None
+) -> str | None:
+    """Why models cannot be trained as one, found out on copies; None if they can."""
+    own = own_method(group[0].penalty)
+    if own is not None:
+        return f"{type(group[0].penalty).__name__} has a `{own}` of its own"
+    twins = [copy.deepcopy(learner.model) for learner in (group[0], group[-1])]
+    expected = [copy.deepcopy(twin) for twin in twins]
+    try:
+        section = Section(
+            [Learner(group[0].config, 0, twin, NoPenalty(twin)) for twin in twins], example, kernels
+        )
+        section.begin_task()
+        logits = section.logits(example[0], shared=True)
+        before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}
+        stacked = [tensor.expand(2, *tensor.shape) for tensor in example]
+        section.step(*stacked, range(logits.shape[2]), slice(0, 2))
+    except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
+        return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
+    for row, model in enumerate(expected):
+        with torch.no_grad():
+            if not torch.allclose(model.eval()(example[0]), logits[row], rtol=1e-2, atol=1e-2):
+                return "the model computes something else when it is mapped"
+            model.train()(*example)
+        for name, buffer in model.named_buffers():
+            moved = not torch.equal(buffer, before[name][row])
+            if moved and torch.equal(section.rows.buffers[name][row], before[name][row]):
+                return f"the model replaces its buffer {name!r} rather than writing to it"
+    return None
+
+
+Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one config in one trial
 
 
 def largest_stack(configs: Sequence[Config], build: Build, device: torch.device) -> int | None:
-    """How many models fit into memory together; None for no limit."""
+    """How many models of the largest kind fit into memory together, beside the data; None for as many as one likes."""
+    free = free_bytes(device)
+    if free is None:
+        return None
+    largest, data = 1, 0
+    for c in range(len(configs)):
+        learners, batches = build(c)
+        inputs = read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=batches.dtype)
+        largest = max(largest, bytes_of(learners[0], inputs))
+        data = max(data, bytes_of_data(batches))
+    return max(1, int(SHARE_OF_MEMORY * (free - data)) // largest)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

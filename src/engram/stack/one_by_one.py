@@ -33,6 +33,7 @@ class OneByOne:
         inputs = read_inputs(example.inputs, dtype=batches.dtype)
         self.descents = [_descent(learner, inputs, example.targets) for learner in self.learners]
         self.orders: list[Tensor] = []
+        self.notes: list[str] = []
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)

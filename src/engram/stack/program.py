@@ -17,6 +17,7 @@ class Program(Protocol):
     """Learners in one order, trial after trial; what it returns has a row for each."""
 
     learners: list[Learner]
+    notes: list[str]  # what is worth a line in a log, since somebody last took them out
 
     def begin_task(self, n: int) -> None:
         """Make ready to learn task n: which outputs take part, and how the penalties now pull."""
@@ -62,3 +63,38 @@ class Batches:
             epoch_order(stream[n].train, self.seed, trial, n, epoch)
             for trial, stream in zip(self.trials, self.streams, strict=True)
         ]
+
+
+class SideBySide:
+    """Several programs as one, for learners of which not all can be trained in the same way."""
+
+    def __init__(self, programs: Sequence[Program]):
+        self.programs = list(programs)
+        self.learners = [learner for program in self.programs for learner in program.learners]
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for program in self.programs for note in program.notes]
+
+    def begin_task(self, n: int) -> None:
+        for program in self.programs:
+            program.begin_task(n)
+
+    def begin_epoch(self, n: int, epoch: int) -> None:
+        for program in self.programs:
+            program.begin_epoch(n, epoch)
+
+    def train(self, piece: Piece) -> Tensor:
+        return torch.cat([program.train(piece) for program in self.programs])
+
+    def dynamics(self) -> Tensor:
+        return torch.cat([program.dynamics().cpu() for program in self.programs])
+
+    def finite(self) -> Tensor:
+        return torch.cat([program.finite().cpu() for program in self.programs])
+
+    def consolidate(self, n: int) -> Tensor:
+        return torch.cat([program.consolidate(n).cpu() for program in self.programs])
+
+    def evaluate(self, tasks: Sequence[int]) -> Tensor:
+        return torch.cat([program.evaluate(tasks).cpu() for program in self.programs])

@@ -1,0 +1,115 @@
+"""Importances for a whole section of a stack: a penalty's own `importance`, written for one model, mapped over many."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.data.batches import batches_of, read_inputs
+from engram.data.streams import Task
+from engram.errors import NotFiniteError
+from engram.penalties import NoPenalty, Penalty
+from engram.penalties.per_sample import known_layers
+from engram.stack.memory import fitting
+from engram.stack.section import Called, Section
+
+SAMPLES = 20_000  # at a time, over all models of a group
+
+
+def consolidate_section(section: Section, tasks: dict[int, Task], dtype: torch.dtype, notes: list[str]) -> Tensor:
+    """Consolidate every learner of a section; returns (N,): whether its importances are numbers."""
+    finite = torch.ones(len(section), dtype=torch.bool, device=section.device)
+    groups: dict[Any, list[int]] = {}
+    for row, learner in enumerate(section.learners):
+        if learner.learning and not isinstance(learner.penalty, NoPenalty):
+            groups.setdefault((len(tasks[learner.trial].train), *_kind(learner.penalty)), []).append(row)
+    for rows in groups.values():
+        try:
+            importances = _importances(section, rows, tasks, dtype, notes)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as reason:
+            _note(notes, section.learners[rows[0]].penalty, reason)
+            for row in rows:
+                finite[row] = _consolidate_alone(section, row, tasks, dtype)
+            continue
+        finite[rows] = torch.stack([omega.isfinite().reshape(len(rows), -1).all(dim=1) for omega in importances.values()]).all(dim=0)
+        for place, row in enumerate(rows):
+            section.learners[row].penalty.remember({name: omega[place] for name, omega in importances.items()})
+    return finite
+
+
+def _kind(penalty: Penalty) -> tuple[Any, ...]:
+    """What penalties must have in common to be mapped as one; numbers may differ from model to model."""
+    fixed = {name: value for name, value in vars(penalty).items() if isinstance(value, str | bool | int)}
+    return (type(penalty), tuple(penalty.parameters), tuple(sorted(fixed.items())))
+
+
+def _importances(
+    section: Section, rows: list[int], tasks: dict[int, Task], dtype: torch.dtype, notes: list[str]
+) -> dict[str, Tensor]:
+    """(K, *shape) of each protected weight, for the models in `rows`, whose tasks have as many samples each."""
+    penalties = [section.learners[row].penalty for row in rows]
+    one = penalties[0]
+    own_tasks = [tasks[section.learners[row].trial] for row in rows]
+    index = torch.tensor(rows, device=section.device)
+    numbers = {name: value for name, value in vars(one).items() if isinstance(value, float)}
+    settings = {
+        name: torch.tensor([getattr(p, name) for p in penalties], dtype=dtype, device=section.device) for name in numbers
+    }
+    states = {
+        group: {name: torch.stack([getattr(p, group)[name] for p in penalties]) for name in getattr(one, group)}
+        for group in one.extra_groups
+    }
+    parameters = {name: section.rows.parameters[name].detach()[index] for name in one.parameters}
+
+    def with_batches_of(samples_at_once: int) -> dict[str, Tensor]:
+        def work(model: nn.Module, settings: Any, states: Any, parameters: Any, place: Tensor) -> dict[str, Tensor]:
+            penalty = copy.copy(one)
+            penalty.model, penalty.parameters = model, parameters
+            for name, value in {**settings, **states}.items():
+                setattr(penalty, name, value)
+            return penalty.importance(_batches(own_tasks, samples_at_once, place, dtype), own_tasks[0].classes)
+
+        call = Called(section.still, work)
+        arguments = (settings, states, parameters, torch.arange(len(rows), device=section.device))
+        examples = _examples(own_tasks[0], samples_at_once, dtype)
+        with known_layers(section.still, examples):
+            return section.mapped(call, arguments, in_dims=(0, 0, 0, 0), rows=index)  # type: ignore[no-any-return]
+
+    return fitting(with_batches_of, max(1, SAMPLES // len(rows)), "an importance", notes)
+
+
+def _batches(
+    tasks: Sequence[Task], samples_at_once: int, place: Tensor, dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of the task at `place`, which is a different one for each model of the mapping."""
+    iterators = [batches_of(task.train, samples_at_once, permutation=task.permutation, dtype=dtype) for task in tasks]
+    for read in zip(*iterators, strict=True):
+        inputs = torch.stack([inputs for inputs, _ in read])
+        targets = torch.stack([targets for _, targets in read])
+        yield inputs[place], targets[place]
+
+
+def _examples(task: Task, samples_at_once: int, dtype: torch.dtype) -> list[Tensor]:
+    """An input of each size that the batches have."""
+    sizes = {min(samples_at_once, len(task.train)), len(task.train) % samples_at_once} - {0}
+    return [read_inputs(task.train[slice(size)].inputs, dtype=dtype) for size in sizes]
+
+
+def _consolidate_alone(section: Section, row: int, tasks: dict[int, Task], dtype: torch.dtype) -> bool:
+    learner, task = section.learners[row], tasks[section.learners[row].trial]
+    try:
+        learner.penalty.consolidate(batches_of(task.train, 500, permutation=task.permutation, dtype=dtype), task.classes)
+    except NotFiniteError:
+        return False
+    return True
+
+
+def _note(notes: list[str], penalty: Penalty, reason: RuntimeError) -> None:
+    short = str(reason).strip().splitlines()[0]
+    notes.append(f"the importances of {type(penalty).__name__} are computed for one model after another ({short})")

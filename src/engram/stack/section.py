@@ -1,0 +1,123 @@
+"""A section of a stack: models of one architecture, called as one by `torch.func.vmap`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from engram.learner import DYNAMICS, Learner, read_dynamics
+from engram.masking import mask_logits
+from engram.stack.descent import factored_layers
+from engram.stack.layers import prepare
+from engram.stack.rows import Rows
+from engram.stack.step import Step, steps_of
+
+
+class Section:
+    """Learners whose models are alike. Everything has their axis in front: parameters, batches, losses."""
+
+    def __init__(self, learners: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None):
+        self.learners = list(learners)
+        self.kernels = kernels
+        one = self.learners[0].model
+        self.skeleton = copy.deepcopy(one).train()
+        self.tape = prepare(self.skeleton, factored_layers(one, *example), kernels)
+        self.still = copy.deepcopy(one).eval()  # for looking only
+        self.rows = Rows([learner.model for learner in self.learners])
+        self.steps: dict[str, Step] = {}
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.rows.parameters.values())).device
+
+    def begin_task(self) -> None:
+        trained = {name: theta for name, theta in self.rows.parameters.items() if theta.requires_grad}
+        self.steps = {}  # free the last task's before this one's are made
+        self.steps = steps_of(self.learners, trained)
+
+    def step(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], rows: slice) -> Tensor:
+        """One step of the models in `rows` on batches of their own (N, B, ...); returns their losses before it."""
+        # Leaves of a graph of their own: as views of all rows they would lead the gradient back to all.
+        leaves = {name: self.rows.parameters[name][rows].detach().requires_grad_() for name in self.steps}
+        fixed = {n: theta[rows] for n, theta in self.rows.parameters.items() if n not in self.steps}
+        buffers = {name: buffer[rows] for name, buffer in self.rows.buffers.items()}
+
+        def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            logits = functional_call(self.skeleton, (parameters, buffers), (x, y))
+            return F.cross_entropy(mask_logits(logits, classes), y)
+
+        losses = vmap(loss, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+            theta, step = leaf.detach(), self.steps[name][rows]
+            if gradient is not None:
+                self._step_dense(theta, gradient, step)
+            elif name.removesuffix(".weight") in self.tape.factors:
+                self._step_product(theta, *self.tape.factors.pop(name.removesuffix(".weight")), step)
+        return losses.detach()
+
+    def _step_dense(self, theta: Tensor, gradient: Tensor, step: Step) -> None:
+        if self.kernels is None:
+            step.take(theta, gradient)
+        else:
+            self.kernels.step_dense(theta, gradient, step)
+
+    def _step_product(self, theta: Tensor, entered: Tensor, delta: Tensor, step: Step) -> None:
+        if self.kernels is None:
+            step.take(theta, torch.bmm(delta.mT, entered))
+        else:
+            self.kernels.step_product(theta, delta, entered, step)
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor, shared: bool) -> Tensor:
+        """(N, B, C) of inputs (N, B, ...), or of (B, ...) that all share; traces and statistics are only read."""
+        call = Called(self.still, lambda model, x: model(x))
+        return self.mapped(call, (inputs,), in_dims=(None if shared else 0,))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def dynamics(self) -> Tensor:
+        """(N, 3): η, ‖Hebb‖ and ‖α‖, NaN without a trace."""
+        if not read_dynamics(self.still):
+            return torch.full((len(self), len(DYNAMICS)), float("nan"), device=self.device)
+        seen = self.mapped(Called(self.still, read_dynamics))
+        return torch.stack([seen[name] for name in DYNAMICS], dim=1)
+
+    def mapped(
+        self,
+        call: Called,
+        arguments: tuple[Any, ...] = (),
+        in_dims: tuple[int | None, ...] = (),
+        rows: Tensor | None = None,
+    ) -> Any:
+        """`call` for every model of the section, or for some `rows`, as one."""
+
+        def state_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {f"model.{n}": t.detach() if rows is None else t.detach()[rows] for n, t in tensors.items()}
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *own: Any) -> Any:
+            return functional_call(call, (parameters, buffers), own)
+
+        states = (state_of(self.rows.parameters), state_of(self.rows.buffers))
+        return vmap(one, in_dims=(0, 0, *in_dims), randomness="different")(*states, *arguments)
+
+
+class Called(nn.Module):
+    """Something done with a model, as a module, so that the model's parameters can be exchanged for a stack's."""
+
+    def __init__(self, model: nn.Module, work: Callable[..., Any]):
+        super().__init__()
+        self.model = model
+        self.work = work
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.work(self.model, *arguments)

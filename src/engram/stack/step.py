@@ -1,0 +1,93 @@
+"""What a step does to one parameter of every model of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engram.learner import Learner
+from engram.penalties import SI
+
+
+@dataclass(frozen=True)
+class Step:
+    """For one named parameter: θ ← gain (θ − lr g) + shift where a model is held, and SI's path where it is followed.
+
+    Only the models that need them have rows in `gain` and `shift` (K, *shape) and in `path` (J, *shape); `held` and
+    `followed` say which row is whose, or −1.
+    """
+
+    rate: Tensor  # (N,) lr of each model
+    proximal: Tensor  # (N,) 1 where the penalty's step is proximal, 0 where it is the gradient's
+    gain: Tensor
+    shift: Tensor
+    held: Tensor
+    path: Tensor
+    followed: Tensor
+
+    def __getitem__(self, rows: slice) -> Step:
+        """The step of some of the models."""
+        return replace(
+            self,
+            rate=self.rate[rows],
+            proximal=self.proximal[rows],
+            held=self.held[rows],
+            followed=self.followed[rows],
+        )
+
+    @torch.no_grad()
+    def take(self, theta: Tensor, gradient: Tensor) -> None:
+        """Take it, model after model, in plain PyTorch: where there are no kernels for it."""
+        for row, (held, followed) in enumerate(zip(self.held.tolist(), self.followed.tolist(), strict=True)):
+            t, g, rate = theta[row], gradient[row], self.rate[row]
+            before = t.clone()
+            if held < 0:
+                t.sub_(rate * g)
+            elif self.proximal[row]:
+                t.copy_(self.shift[held] + self.gain[held] * (t - rate * g))
+            else:
+                t.copy_(self.shift[held] + self.gain[held] * t - rate * g)
+            if followed >= 0:
+                self.path[followed].sub_(g * (t - before))
+
+
+def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict[str, Step]:
+    """The steps of the next task, for each parameter; SI's paths move into the stack, where they stay each model's."""
+    first = next(iter(parameters.values()))
+    rate = torch.tensor([learner.config.learning_rate for learner in learners], dtype=first.dtype, device=first.device)
+    proximal = [learner.config.penalty_step == "proximal" for learner in learners]
+    pulls = [learner.penalty.pull(learner.config.learning_rate, learner.config.penalty_step) for learner in learners]
+    paths = [learner.penalty.path if isinstance(learner.penalty, SI) else {} for learner in learners]
+    steps = {}
+    for name, theta in parameters.items():
+        held = [pull.gain[name] for pull in pulls if pull is not None and name in pull.gain]
+        shift = [pull.shift[name] for pull in pulls if pull is not None and name in pull.gain]
+        followed = [path[name] for path in paths if name in path]
+        none = theta.new_empty(0)
+        stacked_path = torch.stack(followed) if followed else none
+        for row, path in zip(stacked_path, (path for path in paths if name in path), strict=True):
+            path[name] = row
+        steps[name] = Step(
+            rate=rate,
+            proximal=torch.tensor(proximal, dtype=torch.int32, device=theta.device),
+            gain=torch.stack(held) if held else none,
+            shift=torch.stack(shift) if shift else none,
+            held=_rows([pull is not None and name in pull.gain for pull in pulls], theta.device),
+            path=stacked_path,
+            followed=_rows([name in path for path in paths], theta.device),
+        )
+    for learner in learners:
+        learner.penalty.forget_pull()
+    return steps
+
+
+def _rows(have: Sequence[bool], device: torch.device) -> Tensor:
+    """The number of each among those that have one, and −1 for the others."""
+    counted, rows = 0, []
+    for has in have:
+        rows.append(counted if has else -1)
+        counted += has
+    return torch.tensor(rows, dtype=torch.int32, device=device)
