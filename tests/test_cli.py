@@ -20,11 +20,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from engram import Divergence, Progress, Result, preset
 from engram.cli import main
 from engram.config import load_config
+from engram.display import RunDisplay
 
 REPOSITORY = Path(__file__).parents[1]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
@@ -126,9 +130,13 @@ def test_a_run_succeeds_without_a_word_on_stderr(finished: tuple[Path, Outcome])
     assert f"engram figures {folder}" in " ".join(outcome.out.split())
 
 
-def test_a_run_that_is_no_terminal_prints_a_line_a_trial(finished: tuple[Path, Outcome]) -> None:
-    lines = [line for line in finished[1].out.splitlines() if ", trial " in line]
-    patterns = [rf"{re.escape(m)}, trial {k}/2: \d+\.\d \d+\.\d" for m in ("finetune", "dhp+si") for k in (1, 2)]
+def test_a_run_that_is_no_terminal_prints_a_line_a_method_after_each_task(finished: tuple[Path, Outcome]) -> None:
+    lines = [line for line in finished[1].out.splitlines() if ", task " in line]
+    patterns = [
+        rf"{re.escape(m)}, task {n}/2: (\d+\.\d ){{{n}}}\(mean of 2 trials\)"
+        for n in (1, 2)
+        for m in ("finetune", "dhp+si")
+    ]
     assert len(lines) == 4
     for line, pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(pattern, line)
@@ -143,13 +151,15 @@ def test_a_run_describes_itself(finished: tuple[Path, Outcome]) -> None:
     folder, _ = finished
     description = json.loads((folder / "run.json").read_text())
     assert set(description) >= {
-        "format", "benchmark", "methods", "command", "started", "finished", "device", "versions", "data",
+        "format", "benchmark", "methods", "command", "started", "finished", "device", "precision", "max_stack",
+        "versions", "data",
     }  # fmt: skip
     assert description["format"] == 1
     assert description["benchmark"] == "split-mnist"
     assert description["methods"] == ["finetune", "dhp+si"]
     assert description["command"].startswith("engram run split-mnist --dataset mnist-small")
     assert description["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert (description["precision"], description["max_stack"]) == ("tf32", None)
     assert description["versions"]["torch"] == torch.__version__
     assert set(description["versions"]) >= {"python", "platform", "engram", "torch", "numpy", "scipy"}
     assert description["data"] == [{"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}]
@@ -167,11 +177,11 @@ def test_the_log_tells_the_run(finished: tuple[Path, Outcome]) -> None:
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S", line) for line in lines)
     told = [line.split("  ", 1)[1] for line in lines]
     assert told[0].startswith("engram run split-mnist")
-    assert told[1] == "finetune: begins"
-    assert re.fullmatch(r"finetune: trial 1, task 1: \d+\.\d\d", told[2])
-    assert re.fullmatch(r"finetune: trial 1, task 2: \d+\.\d\d \d+\.\d\d", told[3])
-    assert re.fullmatch(r"finetune: done in \d+\.\d s", told[6])
-    assert told[-1] == "done"
+    assert re.fullmatch(r"finetune, task 1/2: \d+\.\d \(mean of 2 trials\)", told[1])
+    assert re.fullmatch(r"dhp\+si, task 1/2: \d+\.\d \(mean of 2 trials\)", told[2])
+    assert re.fullmatch(r"finetune, task 2/2: \d+\.\d \d+\.\d \(mean of 2 trials\)", told[3])
+    assert re.fullmatch(r"done in \d+\.\d s", told[5])
+    assert len(told) == 6
 
 
 def test_the_kept_settings_are_those_that_were_asked_for(finished: tuple[Path, Outcome]) -> None:
@@ -186,12 +196,13 @@ def test_the_kept_accuracies_are_those_in_the_log(finished: tuple[Path, Outcome]
         content = json.loads((folder / method / "accuracy.json").read_text())
         assert content["diverged"] == []
         rows = [
-            [float(v) for v in line.rsplit(": ", 1)[1].split()]
+            [float(v) for v in line.rsplit(": ", 1)[1].split(" (")[0].split()]
             for line in (folder / "log.txt").read_text().splitlines()
-            if f"{method}: trial" in line
+            if f"  {method}, task" in line
         ]
-        kept = [content["accuracy"][trial][task][: task + 1] for trial in range(2) for task in range(2)]
-        assert [[round(100 * v, 2) for v in row] for row in kept] == rows
+        trials = content["accuracy"]
+        kept = [[statistics.mean(trial[task][j] for trial in trials) for j in range(task + 1)] for task in range(2)]
+        assert [[round(100 * v, 1) for v in row] for row in kept] == rows
         assert all(0.3 < v <= 1 for row in kept for v in row)
         assert len(content["untrained"]) == 2
 
@@ -311,6 +322,10 @@ def test_figures_are_drawn_where_they_are_wanted(copy: Path, tmp_path: Path, eng
         (["split-mnist", "--set", "batch_size=0"], ["batch_size must be at least 1, not 0"]),
         (["split-mnist", "--bogus"], ["--bogus"]),
         (["split-mnist", "extra"], ["extra"]),
+        (["split-mnist", "--precision", "bfloat16"], ["no precision 'bfloat16'", "float32"]),
+        (["split-mnist", "--stack", "0"], ["at least one model, not 0"]),
+        (["split-mnist", "--stack", "-2"], ["at least one model, not -2"]),
+        (["split-mnist", "--set", "network=own"], ["network='own'", "engram.run"]),
         ([], ["BENCHMARK"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
@@ -614,8 +629,10 @@ def test_a_run_that_diverged_keeps_every_method(diverged: tuple[Path, Outcome]) 
         assert content["diverged"] == [{"trial": 0, "task": 0, "step": 1}]
         assert content["accuracy"] == [[[None, None], [None, None]]]
         assert all(0 <= value <= 1 for value in content["untrained"][0])
-        assert f"{method}: trial 1 diverged in task 1, step 2" in (folder / "log.txt").read_text()
-        assert f"{method}: trial 1 diverged" in outcome.out
+        assert f"{method}, trial 1 diverged in task 1, step 2" in (folder / "log.txt").read_text()
+        assert (folder / "log.txt").read_text().count(f"{method}, trial 1 diverged") == 1
+        assert outcome.out.count(f"{method}, trial 1 diverged") == 1
+        assert f"{method}: trial 1 diverged" in outcome.out, "in the notes of the table"
     assert "finished" in json.loads((folder / "run.json").read_text())
 
 
@@ -657,21 +674,62 @@ def test_a_refusal_of_a_real_process_is_one_line_too(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_run_keeps_what_was_finished(out: Path, engram: Engram) -> None:
-    arguments = ["run", "split-mnist", *QUICK[:-1], "1000", "--methods", "finetune", "--out", str(out)]
+def test_an_interrupted_run_keeps_what_was_learned_and_says_how_to_go_on(out: Path, engram: Engram) -> None:
+    arguments = ["run", "split-mnist", *QUICK, "--epochs", "1000", "--methods", "finetune", "--out", str(out)]
     command = [sys.executable, "-m", "engram", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, encoding="utf-8", env=environment()) as process:
         for _ in range(600):
-            if (out / "finetune" / "accuracy.json").exists() or process.poll() is not None:
+            if ((out / "log.txt").exists() and (out / "log.txt").read_text()) or process.poll() is not None:
                 break
             time.sleep(0.05)
+        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
+        began = time.monotonic()
         _, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
     assert process.returncode == 130
-    assert err == "engram: stopped; what was finished is kept\n"
-    assert engram("table", out).code == 0
+    assert err == f"engram: stopped; `engram run --resume {out}` goes on\n"
     assert "finished" not in json.loads((out / "run.json").read_text())
+    assert "no results yet" in engram.refusal("table", out)
+
+
+def test_a_run_interrupted_after_a_task_can_be_looked_at(
+    out: Path, engram: Engram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_after_a_task(display: RunDisplay, seen: Progress) -> None:
+        if seen.results is not None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDisplay, "show", stop_after_a_task)
+        outcome = engram("run", "split-mnist", *QUICK, "--methods", "finetune,dhp", "--out", out)
+    assert outcome.code == 130
+    assert outcome.err == f"engram: stopped; `engram run --resume {out}` goes on\n"
+    table = engram("table", out)
+    assert table.code == 0
+    assert f"`engram run --resume {out}` goes on" in table.out.replace("\n", " ")
+    assert engram("figures", out).code == 0
+
+
+def test_a_terminal_gets_one_bar_and_a_live_line_a_method() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=90, _environ={"TERM": "xterm"})
+    config = preset("split-mnist", "dhp+si", num_tasks=3, trials=2)
+    accuracy = np.full((2, 3, 3), np.nan)
+    accuracy[:, 0, :2] = [[0.9, 0.5], [1.0, 0.6]]
+    result = Result(config, accuracy, np.zeros((2, 3)), diverged=[Divergence(1, 1, 7)])
+    with RunDisplay([config, config.replace(method="si")], console) as display:
+        display.show(Progress(0.1, 0, note="a note"))
+        display.show(Progress(0.4, 0, [result]))
+        display.show(Progress(0.4, 0, [result]))
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
+    assert "task 1/3" in last
+    assert " 40%" in last
+    assert "95.0 (mean of 2 trials)" in last
+    assert last.count("a note") == 1
+    assert last.count("dhp+si, trial 2 diverged in task 2, step 8") == 1
+    assert "dhp+si, task 1/3" not in last
 
 
 # --- help, version, documentation
@@ -740,7 +798,7 @@ def test_importing_engram_is_cheap_once_torch_is_there() -> None:
 
 
 def test_importing_engram_imports_nothing_that_only_some_need() -> None:
-    heavy = {"scipy", "matplotlib", "rich", "typer", "pooch"}
+    heavy = {"scipy", "matplotlib", "rich", "typer", "pooch", "triton"}
     loaded = set(python("import sys, engram; print(*{name.split('.')[0] for name in sys.modules})").split())
     assert loaded & heavy == set()
     assert "engram" in loaded

@@ -12,10 +12,14 @@ ROOT = Path(engram.__file__).parent
 FLOORS = [
     {"errors", "seeding", "masking", "metrics", "version", "freezing", "targets"},
     {"config", "presets", "data", "nn", "penalties"},
-    {"evaluate", "build", "results"},
-    {"train", "tables", "figures"},
+    {"evaluate", "learner", "results"},
+    {"build", "stack", "tables", "figures"},
+    {"train", "shares"},
+    {"checkpoint"},
     {"experiment"},
-    {"runs", "display", "cli_data"},
+    {"news"},
+    {"runs", "display", "cli_data", "bench"},
+    {"cli_run", "cli_bench"},
     {"cli"},
 ]
 SAME_FLOOR = {("presets", "config"), ("targets", "errors")}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engram import InputError, streams
-from engram.data.batches import batches_of, num_batches, read_inputs
+from engram.data.batches import batches_of, epoch_order, num_batches, plan_epoch, read_inputs, record_steps
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
-from engram.data.streams import as_colour_32, removal_probabilities
-from engram.seeding import derive_seed, generator
+from engram.data.streams import as_colour_32, move_streams, removal_probabilities
+from engram.seeding import derive_seed
 
 
 @pytest.fixture(scope="module")
@@ -175,23 +177,68 @@ def test_bad_numbers_of_tasks_are_refused(digits) -> None:
             make()
 
 
-def test_a_moved_stream_still_has_shared_samples_once(digits) -> None:
-    stream = streams.permuted(digits, num_tasks=3).to("cpu")
-    assert stream[0].train is stream[2].train
+def test_moved_streams_still_have_shared_samples_once(digits) -> None:
+    streams_of_trials = [streams.permuted(digits, num_tasks=3, trial=trial) for trial in (0, 1)]
+    one, other = move_streams(streams_of_trials, torch.device("cpu"))
+    assert one[0].train is one[2].train
+    assert one[0].train is other[1].train
+    assert torch.equal(other[1].permutation, streams_of_trials[1][1].permutation)
+    thinned = move_streams([streams.imbalanced(digits, num_tasks=2)], torch.device("cpu"))[0]
+    assert thinned[0].train.inputs is thinned[1].train.inputs, "a selection is rows of one store of pixels"
 
 
-def test_batches_cover_every_sample_once_in_an_order_that_is_given() -> None:
+def test_batches_cover_every_sample_once_in_their_own_order() -> None:
     samples = Samples(torch.arange(23.0)[:, None], torch.arange(23))
-    for order in (None, generator(0, "order", 1, 2, 3)):
-        seen = list(batches_of(samples, 5, order=order))
-        assert [len(targets) for _, targets in seen] == [5, 5, 5, 5, 3]
-        assert len(seen) == num_batches(23, 5)
-        targets = torch.cat([t for _, t in seen])
-        assert sorted(targets.tolist()) == list(range(23))
-        assert torch.equal(torch.cat([x for x, _ in seen])[:, 0], targets.float())
-    assert targets.tolist() != list(range(23))
-    again = torch.cat([t for _, t in batches_of(samples, 5, order=generator(0, "order", 1, 2, 3))])
-    assert torch.equal(again, targets)
+    seen = list(batches_of(samples, 5))
+    assert [len(targets) for _, targets in seen] == [5, 5, 5, 5, 3]
+    assert len(seen) == num_batches(23, 5)
+    targets = torch.cat([t for _, t in seen])
+    assert targets.tolist() == list(range(23))
+    assert torch.equal(torch.cat([x for x, _ in seen])[:, 0], targets.float())
+
+
+def test_an_epoch_s_order_has_every_sample_once_and_depends_on_its_address_alone() -> None:
+    samples = Samples(torch.arange(23.0)[:, None], torch.arange(23))
+    order = epoch_order(samples, 0, 1, 2, 3)
+    assert sorted(order.tolist()) == list(range(23))
+    assert order.tolist() != list(range(23))
+    torch.manual_seed(5)
+    assert torch.equal(epoch_order(samples, 0, 1, 2, 3), order)
+    for place in ((1, 1, 2, 3), (0, 0, 2, 3), (0, 1, 0, 3), (0, 1, 2, 0)):
+        assert not torch.equal(epoch_order(samples, *place), order)
+    few = samples.select(samples.targets % 3 == 0)
+    assert sorted(epoch_order(few, 0, 1, 2, 3).tolist()) == list(range(0, 23, 3)), "rows of the store"
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(1, 70), st.integers(1, 5))
+def test_an_epoch_s_pieces_have_every_sample_of_every_trial_once_and_in_order(
+    sizes: list[int], batch_size: int, records: int
+) -> None:
+    pieces = plan_epoch(sizes, batch_size, records)
+    for trial, size in enumerate(sizes):
+        own = [piece for piece in pieces if trial in range(len(sizes))[piece.trials]]
+        next_step = next_sample = 0
+        batches = []
+        for piece in own:
+            assert (piece.first_step, piece.first_sample) == (next_step, next_sample)
+            next_step = piece.end
+            batches += [piece.batch_size] * piece.num_steps
+            next_sample += piece.num_steps * piece.batch_size
+        full, rest = divmod(size, batch_size)
+        assert batches == [batch_size] * full + [rest] * (rest > 0)
+        inner = {i + 1 for piece in own for i in range(piece.first_step, piece.end - 1)}
+        assert not inner & {i + 1 for i in record_steps(len(batches), records)}, "a piece crosses a record"
+    for piece in pieces:
+        assert 1 <= piece.num_steps <= 64
+
+
+@given(st.integers(1, 1000), st.integers(1, 8))
+def test_records_are_even_and_the_last_step_has_one(num_steps: int, records: int) -> None:
+    steps = record_steps(num_steps, records)
+    assert steps[-1] == num_steps - 1
+    assert len(steps) == min(num_steps, records)
+    gaps = np.diff([-1, *steps])
+    assert gaps.max() - gaps.min() <= 1
 
 
 def test_pixels_become_fractions_and_floats_stay() -> None:

@@ -9,15 +9,20 @@ from torch import nn
 
 import engram
 from engram import NoPenalty, preset, streams
-from engram.build import build_model, build_penalty, build_stream
-from engram.config import METHODS
+from engram.build import build_learner, build_model, build_penalty, build_streams
+from engram.config import METHODS, Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.evaluate import accuracy, evaluate
-from engram.experiment import Progress, run_on
+from engram.experiment import Progress, Setting, run_on
+from engram.learner import Learner, TrialOutcome
 from engram.masking import mask_logits
+from engram.stack.one_by_one import OneByOne
+from engram.stack.program import Batches
 from engram.tables import summary
-from engram.train import consolidate_task, run_stream, train_task
+from engram.train import run_stream, train_task
+
+ON_CPU = Setting("cpu")
 
 
 def two_blobs(num_tasks: int = 3, per_class: int = 40) -> streams.Stream:
@@ -43,6 +48,18 @@ def digits() -> Dataset:
 
 def few_digits(digits: Dataset, per_split: int = 600) -> Dataset:
     return Dataset("mnist-small", digits.train[slice(per_split)], digits.test[slice(200)], "published")
+
+
+def make_learner(config: Config, stream: streams.Stream, trial: int = 0) -> Learner:
+    return build_learner(config, trial, stream.input_shape, stream.num_classes, torch.device("cpu"), torch.float32)
+
+
+def learn(learners: list[Learner], stream: streams.Stream) -> list[TrialOutcome]:
+    """Take learners of one trial through a stream."""
+    config = learners[0].config
+    batches = Batches([learners[0].trial], [stream], config.seed, torch.float32)
+    run_stream(OneByOne(learners, batches), batches, config)
+    return [learner.outcome for learner in learners]
 
 
 class Constant(nn.Module):
@@ -104,10 +121,11 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
             self.last = inputs[0].tolist()
             return self.layer(inputs)
 
-    stream = two_blobs(num_tasks=3)
     config = preset("own", "finetune", epochs=2, batch_size=8, num_tasks=1)
     model = Remembering()
-    train_task(model, Watching(model), stream[0], 0, config, 0, [], lambda record: None)
+    batches = Batches([0], [two_blobs(num_tasks=3)], config.seed, torch.float32)
+    program = OneByOne([Learner(config, 0, model, Watching(model))], batches)
+    train_task(program, batches, config)
     assert len(seen) == 20
     assert seen[:10] != seen[10:]
 
@@ -116,10 +134,10 @@ def test_importances_are_of_the_task_s_own_outputs() -> None:
     stream = two_blobs()
     for method in ("mas", "ewc"):
         config = preset("own", method, strength=1.0, epochs=1, hidden=[8])
-        model = build_model(config, 0, stream.input_shape, stream.num_classes)
-        penalty = build_penalty(config, 0, model)
-        consolidate_task(penalty, stream[1])
-        importance = penalty.terms[0].importance["head.weight"]
+        learner = make_learner(config, stream)
+        program = OneByOne([learner], Batches([0], [stream], config.seed, torch.float32))
+        assert program.consolidate(1).all()
+        importance = learner.penalty.terms[0].importance["head.weight"]
         assert (importance[2:4] > 0).any()
         assert torch.equal(importance[[0, 1, 4, 5]], torch.zeros(4, 8))
 
@@ -146,8 +164,7 @@ def test_every_method_learns_every_task(method: str, penalty_step: str) -> None:
     config = preset("split-mnist", method, num_tasks=3, hidden=[16], epochs=15, batch_size=8, learning_rate=0.1)
     config = config.replace(penalty_step=penalty_step, strength=config.penalty and 0.01)
     stream = two_blobs()
-    model = build_model(config, 0, stream.input_shape, stream.num_classes)
-    outcome = run_stream(model, build_penalty(config, 0, model), stream, config, 0)
+    (outcome,) = learn([make_learner(config, stream)], stream)
     assert outcome.diverged is None
     assert [len(row) for row in outcome.rows] == [2, 3, 3], "each task so far, and the next one for forward transfer"
     assert all(row[n] > 0.95 for n, row in enumerate(outcome.rows))
@@ -161,13 +178,12 @@ def test_every_method_learns_every_task(method: str, penalty_step: str) -> None:
 def test_a_trial_is_the_same_alone_or_among_others(digits) -> None:
     small = few_digits(digits)
     config = preset("permuted-mnist", "dhp+si", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[20], trials=3)
-    together = run_on(config, [small], device="cpu")
+    (together,) = run_on([config], [small], ON_CPU)
     alone = []
     for trial in (2, 0, 1):
-        stream = build_stream(config, trial, [small])
-        model = build_model(config, trial, stream.input_shape, stream.num_classes)
-        alone.append((trial, run_stream(model, build_penalty(config, trial, model), stream, config, trial)))
-    one = run_on(config.replace(first_trial=2, trials=1), [small], device="cpu")
+        (stream,) = build_streams(config, [trial], [small])
+        alone.append((trial, *learn([make_learner(config, stream, trial)], stream)))
+    (one,) = run_on([config.replace(first_trial=2, trials=1)], [small], ON_CPU)
     assert np.array_equal(one.accuracy[0], together.accuracy[2], equal_nan=True)
     assert one.dynamics == [row for row in together.dynamics if row["trial"] == 2]
     for trial, outcome in alone:
@@ -181,10 +197,10 @@ def test_a_trial_is_the_same_alone_or_among_others(digits) -> None:
 def test_the_same_config_gives_the_same_result_and_another_seed_another(digits) -> None:
     small = few_digits(digits)
     config = preset("split-mnist", "dhp+mas", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[20], trials=2)
-    first, second = (run_on(config, [small], device="cpu") for _ in range(2))
+    first, second = (run_on([config], [small], ON_CPU)[0] for _ in range(2))
     assert np.array_equal(first.accuracy, second.accuracy, equal_nan=True)
     assert first.dynamics == second.dynamics
-    assert first.dynamics != run_on(config.replace(seed=1), [small], device="cpu").dynamics
+    assert first.dynamics != run_on([config.replace(seed=1)], [small], ON_CPU)[0].dynamics
 
 
 def test_finetune_forgets_and_consolidation_does_not(digits) -> None:
@@ -194,31 +210,32 @@ def test_finetune_forgets_and_consolidation_does_not(digits) -> None:
         hidden=[50], trials=2, learning_rate=0.05,
     )  # fmt: skip
     small = few_digits(digits, 3000)
-    free = run_on(config, [small], device="cpu")
-    held = run_on(config.replace(method="online-ewc", strength=100.0), [small], device="cpu")
+    free, held = run_on([config, config.replace(method="online-ewc", strength=100.0)], [small], ON_CPU)
     assert free.latest_task[:, -1].min() > 0.75
     assert free.bwt.mean() < -0.04
     assert held.bwt.mean() > free.bwt.mean() + 0.03
     assert (held.first_task[:, -1] > free.first_task[:, -1]).all()
 
 
-def test_progress_rises_to_one_and_results_come_after_each_trial(digits) -> None:
+def test_progress_rises_to_one_and_results_come_after_each_task(digits) -> None:
     seen: list[Progress] = []
-    config = preset("split-mnist", "finetune", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[8], trials=2)
-    result = run_on(config, [few_digits(digits)], device="cpu", report=seen.append)
+    config = preset("split-mnist", "finetune", dataset="mnist-small", num_tasks=2, epochs=2, hidden=[8], trials=2)
+    (result,) = run_on([config], [few_digits(digits)], ON_CPU, seen.append)
     shares = [progress.share for progress in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    assert [len(p.result.accuracy) for p in seen if p.result is not None] == [1, 2]
-    rows = [p.row for p in seen if p.row is not None]
-    assert [len(row) for row in rows] == [1, 2, 1, 2]
-    assert rows[-1] == result.accuracy[1, 1].tolist()
+    assert len(set(shares)) >= 2 * 2 * 2, "several times an epoch"
+    (first,), (last,) = (progress.results for progress in seen if progress.results is not None)
+    assert np.array_equal(first.accuracy[:, 0], result.accuracy[:, 0])
+    assert np.isnan(first.accuracy[:, 1]).all()
+    assert np.array_equal(last.accuracy, result.accuracy)
+    assert [progress.task for progress in seen if progress.results is not None] == [0, 1]
 
 
 def test_a_trial_that_diverges_is_marked_and_keeps_what_it_had_learned() -> None:
     stream = two_blobs()
     config = preset("split-mnist", "dhp", num_tasks=3, hidden=[8], epochs=2, batch_size=8, learning_rate=0.1)
-    model = build_model(config, 0, stream.input_shape, stream.num_classes)
+    learner, neighbour, alone = (make_learner(config, stream) for _ in range(3))
 
     class Breaking(NoPenalty):
         """Ruins the weights at the third step of the second task."""
@@ -229,28 +246,32 @@ def test_a_trial_that_diverges_is_marked_and_keeps_what_it_had_learned() -> None
             self.steps += 1
             if self.steps == 20 + 3:
                 with torch.no_grad():
-                    model.features[1].weight.fill_(float("nan"))
+                    learner.model.features[1].weight.fill_(float("nan"))
 
-    outcome = run_stream(model, Breaking(model), stream, config, 0)
+    learner.penalty = Breaking(learner.model)
+    outcome, of_neighbour = learn([learner, neighbour], stream)
     assert outcome.diverged is not None
     assert (outcome.diverged.task, outcome.diverged.step) == (1, 3), "the fourth step is the first that sees it"
     assert str(outcome.diverged) == "the loss became NaN or infinite in task 2, step 4"
     assert len(outcome.rows) == 1
+    assert of_neighbour == learn([alone], stream)[0], "the neighbour went on as if it were alone"
+    assert len(of_neighbour.rows) == 3
+    for name, tensor in alone.model.state_dict().items():
+        assert torch.equal(neighbour.model.state_dict()[name], tensor)
 
 
 @pytest.mark.parametrize("method", ["finetune", "dhp", "dhp+si", "dhp+ewc"])
 def test_an_overflow_in_a_task_s_last_step_is_a_divergence(method: str) -> None:
     stream = two_blobs(num_tasks=3)
     config = preset("own", method, strength=1.0 if "+" in method else None, hidden=[8], epochs=1, batch_size=80)
-    model = build_model(config, 0, stream.input_shape, stream.num_classes)
-    penalty = build_penalty(config, 0, model)
+    learner = make_learner(config, stream)
 
     def overflow() -> None:
         with torch.no_grad():
-            model.features[1].weight.fill_(float("inf"))
+            learner.model.features[1].weight.fill_(float("inf"))
 
-    penalty.after_step = overflow  # after the only step of the first task
-    outcome = run_stream(model, penalty, stream, config, 0)
+    learner.penalty.after_step = overflow  # after the only step of the first task
+    (outcome,) = learn([learner], stream)
     assert outcome.diverged is not None
     assert (outcome.diverged.task, outcome.diverged.step) == (0, 0)
     assert outcome.rows == []
@@ -268,7 +289,7 @@ def test_a_diverging_experiment_ends_with_a_mark_and_nan(digits, method: str) ->
     config = preset(
         "split-mnist", method, dataset="mnist-small", num_tasks=2, epochs=1, hidden=[8], trials=2, learning_rate=1e18
     )
-    result = run_on(config, [few_digits(digits)], device="cpu")
+    (result,) = run_on([config], [few_digits(digits)], ON_CPU)
     assert [(d.trial, d.task) for d in result.diverged] == [(0, 0), (1, 0)]
     assert "trial 2 diverged in task 1, step " in str(result.diverged[1])
     assert np.isnan(result.accuracy).all()

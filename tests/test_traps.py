@@ -10,12 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engram import EWC, MAS, SI, DHPSoftmax, OnlineEWC, metrics, preset, streams
+from engram import EWC, MAS, SI, Config, DHPSoftmax, OnlineEWC, Penalty, metrics, preset, streams
 from engram.build import build_model, build_penalty
 from engram.data.batches import batches_of
 from engram.data.sources import load
+from engram.learner import Learner
 from engram.nn.networks import Network
-from engram.train import train_task
+from engram.stack.one_by_one import OneByOne
+from engram.stack.program import Batches
+from engram.train import Place, train_task
+
+
+def train(model: nn.Module, penalty: Penalty, stream: streams.Stream, task: int, config: Config) -> None:
+    """The loop's own training, of one model on one task."""
+    batches = Batches([0], [stream], config.seed, torch.float32)
+    train_task(OneByOne([Learner(config, 0, model, penalty)], batches), batches, config, Place(task))
 
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -186,10 +195,10 @@ def test_no_optimizer_state_crosses_from_task_to_task() -> None:
     stream = streams.split(load("mnist-small"))
     model = build_model(config, 0, stream.input_shape, stream.num_classes)
     penalty = build_penalty(config, 0, model)
-    train_task(model, penalty, stream[0], 0, config, 0, [], lambda seen: None)
+    train(model, penalty, stream, 0, config)
     fresh = copy.deepcopy(model)
-    train_task(model, penalty, stream[1], 1, config, 0, [], lambda seen: None)
-    train_task(fresh, build_penalty(config, 0, fresh), stream[1], 1, config, 0, [], lambda seen: None)
+    train(model, penalty, stream, 1, config)
+    train(fresh, build_penalty(config, 0, fresh), stream, 1, config)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
 
 
@@ -211,7 +220,7 @@ def test_resuming_restores_more_than_the_weights(method: str) -> None:
         return model, build_penalty(config, trial, model)
 
     model, penalty = make()
-    train_task(model, penalty, stream[0], 0, config, 0, [], lambda seen: None)
+    train(model, penalty, stream, 0, config)
     penalty.consolidate(batches_of(stream[0].train, 500), stream[0].classes)
     saved = copy.deepcopy((model.state_dict(), penalty.state_dict()))
 
@@ -221,7 +230,7 @@ def test_resuming_restores_more_than_the_weights(method: str) -> None:
     weights_only, its_own = make(trial=1)
     weights_only.load_state_dict(saved[0])
     for learner, own in ((model, penalty), (resumed, its_penalty), (weights_only, its_own)):
-        train_task(learner, own, stream[1], 1, config, 0, [], lambda seen: None)
+        train(learner, own, stream, 1, config)
 
     same = [torch.equal(a, b) for a, b in zip(model.state_dict().values(), resumed.state_dict().values(), strict=True)]
     lost = [torch.equal(a, b) for a, b in zip(model.parameters(), weights_only.parameters(), strict=True)]
@@ -241,9 +250,9 @@ def test_the_penalty_is_not_always_zero(method: str, penalty_step: str) -> None:
         config = config.replace(penalty_step=penalty_step)
         model = build_model(config, 0, stream.input_shape, stream.num_classes)
         penalty = build_penalty(config, 0, model)
-        train_task(model, penalty, stream[0], 0, config, 0, [], lambda seen: None)
+        train(model, penalty, stream, 0, config)
         penalty.consolidate(batches_of(stream[0].train, 500), stream[0].classes)
         start = model.features[1].weight.detach().clone()
-        train_task(model, penalty, stream[1], 1, config, 0, [], lambda seen: None)
+        train(model, penalty, stream, 1, config)
         moved[name] = (model.features[1].weight - start).norm().item()
     assert moved[method] < 0.9 * moved["finetune"]

@@ -3,7 +3,7 @@
 from engram.config import Config, load_config
 from engram.data import streams
 from engram.errors import InputError, NotFiniteError
-from engram.experiment import Progress, run
+from engram.experiment import Progress, run, run_many
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
@@ -31,5 +31,6 @@ __all__ = [
     "load_config",
     "preset",
     "run",
+    "run_many",
     "streams",
 ]

@@ -6,11 +6,13 @@ It is written beside its place and moved there, by a thread of its own, while th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
+import zlib
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from engram.config import Config
 from engram.errors import DivergedError, InputError
 from engram.learner import Learner, Record, TrialOutcome
 from engram.results import write_atomically
+from engram.shares import Key, Outcomes
 from engram.train import Place
 
 FORMAT = 1
 NAME = "checkpoint.safetensors"
-SECONDS_BETWEEN = 180.0  # at most so much work is lost; the end of a task is always kept
+SECONDS_BETWEEN = 180.0  # at most so much work is lost
+TASK_ENDS = 20  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
 
 
 class Checkpoints:
@@ -39,27 +44,43 @@ class Checkpoints:
         self.writer: threading.Thread | None = None
         self.failed: OSError | None = None
 
-    def is_due(self) -> bool:
-        return time.monotonic() - self.last >= self.seconds_between
+    def is_due(self, task_ended: bool) -> bool:
+        seconds = self.seconds_between / TASK_ENDS if task_ended else self.seconds_between
+        return time.monotonic() - self.last >= seconds
 
     def save(
         self,
+        configs: Sequence[Config],
         stack: int,
         limit: int | None,
         learners: Sequence[Learner],
-        finished: Sequence[TrialOutcome],
+        outcomes: Outcomes,
         place: Place,
     ) -> None:
-        """Begin to write a checkpoint of the learners of one stack; `finished` are the outcomes of those before it.
+        """Begin to write a checkpoint: the learners of one stack, and the outcomes of all that have been begun.
 
         `limit` is the number of models that a stack may have: the run is divided in the same way when it goes on.
         """
         self.wait()
-        tensors, header = _pack(learners, finished, place)
-        header |= {"stack": stack, "limit": limit}
+        tensors = _tensors_of(learners, outcomes, place)
+        header = {
+            "format": FORMAT,
+            "configs": _digest(configs),
+            "stack": stack,
+            "limit": limit,
+            "place": [place.task, place.epoch, place.piece, place.part, len(place.losses), len(place.dynamics)],
+            "outcomes": [[*key, *_described(outcome)] for key, outcome in outcomes.items()],
+        }
         self.writer = threading.Thread(target=self._write, args=(tensors, header), daemon=True)
         self.writer.start()
         self.last = time.monotonic()
+
+    def _write(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        try:
+            described = {"engram": json.dumps(header | {"checksum": _checksum(tensors)})}
+            write_atomically(self.path, save(tensors, described))
+        except OSError as reason:
+            self.failed = reason
 
     def wait(self) -> None:
         """Until the checkpoint that is being written is there. A full disk is told here."""
@@ -75,98 +96,127 @@ class Checkpoints:
         self.wait()
         self.path.unlink(missing_ok=True)
 
-    def _write(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    def read(self, configs: Sequence[Config]) -> Checkpoint | None:
+        """What was kept of a run of these configs; None if nothing was yet."""
+        if not self.path.exists():
+            return None
         try:
-            write_atomically(self.path, save(tensors, {"engram": json.dumps(header)}))
-        except OSError as reason:
-            self.failed = reason
+            with safe_open(self.path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["engram"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            if int(header["format"]) > FORMAT:
+                raise InputError(f"{self.path} was written by a newer version of Engram")
+            if header["checksum"] != _checksum(tensors):
+                raise ValueError("its checksum is another")
+        except InputError:
+            raise
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as reason:
+            raise InputError(f"{self.path} is not a checkpoint of Engram, or is damaged ({reason})") from reason
+        if header["configs"] != _digest(configs):
+            raise InputError(f"the settings beside {self.path} were changed since the run began")
+        return Checkpoint(self.path, header, tensors)
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Where the run stood; refused whole if the file is damaged or was written by a newer version."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})["engram"])
-            written = int(header["format"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as reason:
-        raise InputError(f"{path} is not a checkpoint of Engram, or is damaged ({reason})") from reason
-    if written > FORMAT:
-        raise InputError(f"{path} was written by a newer version of Engram")
-    return dict(header)
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run as it stood."""
+
+    path: Path
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def stack(self) -> int:
+        """The one that was being trained."""
+        return int(self.header["stack"])
+
+    @property
+    def limit(self) -> int | None:
+        limit: int | None = self.header["limit"]
+        return limit
+
+    def restore(self, learners: Sequence[Learner], keys: Sequence[Key]) -> tuple[Outcomes, Place]:
+        """Bring the learners of the stack to where they stood; returns the outcomes so far, and the place."""
+        try:
+            outcomes = _outcomes_of(self.header["outcomes"], self.tensors["records"])
+            for i, (learner, key) in enumerate(zip(learners, keys, strict=True)):
+                _load(learner.model, self._part(f"{i}.model."))
+                learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
+                learner.outcome = outcomes[key]
+            _set_random_state(self._part("random."))
+            task, epoch, piece, part, num_losses, num_dynamics = self.header["place"]
+            device = next(learners[0].model.parameters()).device
+            losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
+            dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
+        except (KeyError, TypeError, ValueError) as reason:
+            raise InputError(f"{self.path} does not belong to this run ({reason})") from reason
+        return outcomes, Place(task, epoch, piece, part, losses, dynamics)
+
+    def _part(self, prefix: str) -> dict[str, Tensor]:
+        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
-def restore(path: Path, header: dict[str, Any], learners: Sequence[Learner]) -> tuple[list[TrialOutcome], Place]:
-    """Bring the learners of the checkpoint's stack to where they stood; returns the outcomes before them, and the place."""
-    try:
-        device = str(next(learners[0].model.parameters()).device)
-        with safe_open(path, framework="pt", device=device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-        outcomes = _outcomes(header["outcomes"], tensors.pop("records"))
-        for i, learner in enumerate(learners):
-            state = _taken(tensors, f"{i}.model.")
-            with torch.no_grad():
-                own = learner.model.state_dict(keep_vars=True)
-                if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
-                    raise InputError(f"the models in {path} are not those of this run")
-                for name, tensor in own.items():
-                    tensor.copy_(state[name])
-            learner.penalty.load_state_dict(_taken(tensors, f"{i}.penalty."))
-        for learner, outcome in zip(learners, outcomes[header["num_finished"] :], strict=True):
-            learner.outcome = outcome
-        torch.set_rng_state(tensors.pop("rng").cpu())
-        place = Place(header["task"], header["epoch"], header["piece"])
-        place.losses = [tensors[f"losses.{i}"] for i in range(header["num_losses"])]
-        place.dynamics = [tensors[f"dynamics.{i}"] for i in range(header["num_dynamics"])]
-    except (SafetensorError, KeyError, TypeError, ValueError) as reason:
-        raise InputError(f"{path} does not belong to this run, or is damaged ({reason})") from reason
-    return outcomes[: header["num_finished"]], place
-
-
-def _pack(
-    learners: Sequence[Learner], finished: Sequence[TrialOutcome], place: Place
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, place: Place) -> dict[str, Tensor]:
+    """All that is to be kept, as copies, since the run goes on while they are written."""
     tensors: dict[str, Tensor] = {}
     for i, learner in enumerate(learners):
         tensors |= {f"{i}.model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
         tensors |= {f"{i}.penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
     tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(place.losses)}
     tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(place.dynamics)}
-    outcomes = [*finished, *(learner.outcome for learner in learners)]
-    tensors["records"] = torch.tensor(
-        [[i, *astuple(record)] for i, outcome in enumerate(outcomes) for record in outcome.records],
-        dtype=torch.float64,
-    ).reshape(-1, 9)
-    tensors["rng"] = torch.get_rng_state()  # for modules that draw, as dropout does
-    header = {
-        "format": FORMAT,
-        "task": place.task,
-        "epoch": place.epoch,
-        "piece": place.piece,
-        "num_losses": len(place.losses),
-        "num_dynamics": len(place.dynamics),
-        "num_finished": len(finished),
-        "outcomes": [
-            {
-                "untrained": outcome.untrained,
-                "rows": outcome.rows,
-                "diverged": outcome.diverged and [outcome.diverged.task, outcome.diverged.step],
-            }
-            for outcome in outcomes
-        ],
-    }
-    # The run goes on while this is written, so it must be copies.
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, header
+    records = [[i, *astuple(record)] for i, outcome in enumerate(outcomes.values()) for record in outcome.records]
+    tensors["records"] = torch.tensor(records, dtype=torch.float64).reshape(-1, 9)
+    tensors |= _random_state()
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
 
-def _outcomes(described: list[dict[str, Any]], records: Tensor) -> list[TrialOutcome]:
-    outcomes = [
-        TrialOutcome(entry["untrained"], entry["rows"], [], entry["diverged"] and DivergedError(*entry["diverged"]))
-        for entry in described
-    ]
+def _random_state() -> dict[str, Tensor]:
+    """Of PyTorch's own generators, for modules that draw, as dropout does. All else draws from its address."""
+    state = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state |= {f"random.{i}": tensor for i, tensor in enumerate(torch.cuda.get_rng_state_all())}
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state.pop("cpu"))
+    for i, tensor in state.items():
+        torch.cuda.set_rng_state(tensor, int(i))
+
+
+@torch.no_grad()
+def _load(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
+    own = model.state_dict(keep_vars=True)
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in state.items()}:
+        raise ValueError("its models have other tensors")
+    for name, tensor in own.items():
+        tensor.copy_(state[name])
+
+
+def _described(outcome: TrialOutcome) -> list[Any]:
+    diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
+    return [outcome.untrained, outcome.rows, diverged]
+
+
+def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
+    outcomes: Outcomes = {}
+    for place, trial, untrained, rows, diverged in described:
+        lost = None if diverged is None else DivergedError(*diverged)
+        outcomes[place, trial] = TrialOutcome(untrained, rows, [], lost)
+    in_order = list(outcomes.values())
     for i, trial, task, epoch, step, *values in records.tolist():
-        outcomes[int(i)].records.append(Record(int(trial), int(task), int(epoch), int(step), *values))
+        in_order[int(i)].records.append(Record(int(trial), int(task), int(epoch), int(step), *values))
     return outcomes
 
 
-def _taken(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
+def _digest(configs: Sequence[Config]) -> str:
+    return hashlib.sha256("\n".join(config.to_toml() for config in configs).encode()).hexdigest()
+
+
+def _checksum(tensors: dict[str, Tensor]) -> int:
+    """Of all bytes of all tensors: a checkpoint that was damaged on its disk is not to go on unseen."""
+    value = 0
+    for name in sorted(tensors):
+        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
+    return value

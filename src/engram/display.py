@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and after it: bars, a live line of accuracies, tables."""
+"""What a person sees while a run goes on, and after it: a bar, a live line of accuracies a method, tables."""
 
 from __future__ import annotations
 
@@ -6,65 +6,82 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from engram.config import Config
 from engram.experiment import Progress as Seen
-from engram.tables import Table
+from engram.news import News, task_row
+from engram.results import Result
+from engram.tables import Table, gains, summary
+
+STEPS = 10_000  # of the bar
 
 
 class RunDisplay:
-    """A bar for the whole run and one for each method, with the accuracies on the tasks so far beside it.
+    """A bar for the whole run, and under it a line for each method: its accuracies on the tasks so far.
 
-    Where the output is no terminal, a line for each trial takes the bars' place. A trial that diverged is said anyhow.
+    Where the output is no terminal, lines take the bar's place. Notes and trials that diverged are said anyhow.
     """
 
     def __init__(self, configs: Sequence[Config], console: Console):
         self.console = console
-        self.bars = Progress(
-            TextColumn("{task.description}"),
+        self.news = News()
+        self.num_tasks = configs[0].num_tasks
+        self.rows = {config.method: "" for config in configs}
+        self.bar = Progress(
+            TextColumn("[bold]task {task.fields[now]}"),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[line]}"),
             console=console,
-            disable=not console.is_terminal,
         )
-        self.whole = self.bars.add_task("[bold]all methods", total=len(configs), line="")
-        self.methods: dict[str, TaskID] = {
-            config.method: self.bars.add_task(config.method, total=1, line="", start=False) for config in configs
-        }
-        self.done: dict[str, float] = dict.fromkeys(self.methods, 0.0)
+        self.whole = self.bar.add_task("", total=STEPS, now=f"1/{self.num_tasks}")
+        self.live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
 
     def __enter__(self) -> RunDisplay:
-        self.bars.start()
+        if self.console.is_terminal:
+            self.live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bars.stop()
+        self.live.stop()
 
     def show(self, seen: Seen) -> None:
-        method = seen.config.method
-        bar = self.methods[method]
-        if self.done[method] == 0:
-            self.bars.start_task(bar)
-        self.done[method] = seen.share
-        self.bars.update(bar, completed=seen.share)
-        self.bars.update(self.whole, completed=sum(self.done.values()))
-        for divergence in seen.result.diverged if seen.result is not None else ():
-            if divergence.trial == seen.trial:
-                self.console.print(f"{method}, {divergence}", highlight=False)
-        if seen.row is not None:
-            last = seen.config.first_trial + seen.config.trials
-            self.bars.update(bar, line=f"trial {seen.trial + 1}/{last}: {_percents(seen.row)}")
-            if not self.console.is_terminal and seen.task + 1 == seen.config.num_tasks:
-                self.console.print(f"{method}, trial {seen.trial + 1}/{last}: {_percents(seen.row)}")
+        if seen.note and seen.share > 0 and self.bar.tasks[0].completed == 0:
+            # What was done before the run was stopped says nothing of its speed now.
+            self.bar.reset(self.whole, completed=round(STEPS * seen.share))
+        self.bar.update(self.whole, completed=round(STEPS * seen.share), now=f"{seen.task + 1}/{self.num_tasks}")
+        for line in self.news.warnings(seen):
+            self._say(line)
+        for line in self.news.lines(seen):
+            if not self.console.is_terminal:
+                self._say(line)
+        for result in seen.results or ():
+            self.rows[result.config.method] = task_row(result, seen.task) or self.rows[result.config.method]
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
+
+    def _draw(self) -> RenderableType:
+        lines = RichTable.grid(padding=(0, 2))
+        lines.add_column(no_wrap=True)
+        lines.add_column(no_wrap=True, overflow="ellipsis")
+        for method, row in self.rows.items():
+            lines.add_row(method, row)
+        return Group(self.bar, lines)
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    for made in (summary(results), gains(results)):
+        if made is not None:
+            print_table(made, console)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -81,7 +98,3 @@ def print_table(table: Table, console: Console) -> None:
     console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
     for note in table.notes:
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)
-
-
-def _percents(row: Sequence[float]) -> str:
-    return " ".join(f"{100 * value:.1f}" for value in row)

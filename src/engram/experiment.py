@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from engram.build import Features, build_learner, build_streams, choose_device, load_datasets, precision_of
-from engram.checkpoint import Checkpoints, read_header, restore
+from engram.checkpoint import Checkpoints
 from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.streams import Stream, move_streams
 from engram.errors import InputError
-from engram.learner import Learner, TrialOutcome
-from engram.results import Divergence, Result
+from engram.learner import Learner
+from engram.results import Result
+from engram.shares import Outcomes, Share, check_shared, gather, plan_stacks
 from engram.stack.choose import choose_program, largest_stack
 from engram.stack.program import Batches
 from engram.train import Place, Watch, run_stream
@@ -43,8 +42,7 @@ class Setting:
     precision: str = "tf32"
     max_stack: int | None = None  # models at a time; by default as many as fit into memory
     features: Features | None = None
-    checkpoints: Checkpoints | None = None
-    resume: bool = False
+    checkpoints: Checkpoints | None = None  # goes on from the last, if there is one
 
 
 def run(config: Config, **options: Any) -> Result:
@@ -82,172 +80,126 @@ def run_many(
     """
     if not configs:
         return []
+    check_shared(configs)
+    setting = Setting(device, precision, max_stack, features)
     if (stream is not None) != (configs[0].benchmark == "own"):
         raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', 'dhp')")
-    if any((features is not None) != (config.network == "own") for config in configs):
-        raise InputError("features go with network='own', and only with that")
-    setting = Setting(device, precision, max_stack, features)
     if stream is None:
         return run_on(configs, load_datasets(configs[0], data), setting, report)
     configs = [config.replace(num_tasks=len(stream)) for config in configs]
-    return _run_stacks(configs, lambda trials: [stream] * len(trials), [stream.provenance()], setting, report)
+    return _Experiment(configs, lambda trials: [stream] * len(trials), [stream.provenance()], setting, report).run()
 
 
 def run_on(
     configs: Sequence[Config],
     datasets: Sequence[Dataset],
-    setting: Setting = Setting(),
+    setting: Setting | None = None,
     report: Report = lambda progress: None,
 ) -> list[Result]:
     """`run_many` on datasets that are loaded already."""
     data = [dataset.provenance() for dataset in datasets]
-    return _run_stacks(configs, lambda trials: build_streams(configs[0], trials, datasets), data, setting, report)
+    setting = Setting() if setting is None else setting
+    return _Experiment(configs, lambda trials: build_streams(configs[0], trials, datasets), data, setting, report).run()
 
 
-SHARED = ("benchmark", "dataset", "num_tasks", "seed", "imbalance_seed", "trials", "first_trial")  # by all configs
-TOGETHER = ("epochs", "batch_size")  # by the configs of one stack
+def check_features(configs: Sequence[Config], features: Features | None) -> None:
+    """Refuse features without a network of one's own, and the reverse."""
+    if any((features is not None) != (config.network == "own") for config in configs):
+        raise InputError("features go with network='own', and only with that: engram.run(config, features=...)")
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of an experiment that one stack trains."""
+class _Experiment:
+    """An experiment on its way: stack after stack, and what has come of every trial so far."""
 
-    configs: tuple[int, ...]  # by their place
-    trials: tuple[int, ...]
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        streams_of: Callable[[Sequence[int]], list[Stream]],
+        data: list[dict[str, Any]],
+        setting: Setting,
+        report: Report,
+    ):
+        check_shared(configs)
+        check_features(configs, setting.features)
+        self.configs = configs
+        self.streams_of = streams_of
+        self.data = data
+        self.setting = setting
+        self.report = report
+        self.device = choose_device(setting.device)
+        self.outcomes: Outcomes = {}
 
-    def __len__(self) -> int:
-        return len(self.configs) * len(self.trials)
+    def run(self) -> list[Result]:
+        checkpoints = self.setting.checkpoints
+        kept = None if checkpoints is None else checkpoints.read(self.configs)
+        with precision_of(self.setting.precision) as self.dtype:
+            self.limit = self._limit() if kept is None else kept.limit
+            self.shares = plan_stacks(self.configs, self.limit)
+            if len(self.shares) > 1:
+                sizes = [len(share) for share in self.shares]
+                self._note(0, f"{sum(sizes)} models in {len(sizes)} stacks: {' + '.join(map(str, sizes))}")
+            for k, share in enumerate(self.shares):
+                if kept is not None and k < kept.stack:
+                    continue
+                learners, batches = self._build(share)
+                place = Place()
+                if kept is not None and k == kept.stack:
+                    self.outcomes, place = kept.restore(learners, share.keys)
+                    note = f"goes on from task {place.task + 1}, epoch {place.epoch + 1}"
+                    self._note(self._share_of_whole(k, place), note)
+                self._train(k, learners, batches, place)
+        return gather(self.configs, self.outcomes, self.data)
 
+    def _limit(self) -> int | None:
+        """How many models a stack may have."""
+        if self.setting.max_stack is not None:
+            return self.setting.max_stack
+        first = self.configs[0].first_trial
+        return largest_stack(self.configs, lambda place: self._build(Share((place,), (first,))), self.device)
 
-def plan_stacks(configs: Sequence[Config], limit: int | None) -> list[Share]:
-    """Configs that take the same steps share a stack; where one is too large, trials are divided, then methods."""
-    for name in SHARED:
-        if len({getattr(config, name) for config in configs}) > 1:
-            raise InputError(f"methods that are run together must have one {name}")
-    trials = tuple(range(configs[0].first_trial, configs[0].first_trial + configs[0].trials))
-    groups: dict[tuple, list[int]] = {}
-    for i, config in enumerate(configs):
-        groups.setdefault(tuple(getattr(config, name) for name in TOGETHER), []).append(i)
-    shares = []
-    for group in groups.values():
-        most = len(group) * len(trials) if limit is None else limit
-        num_trials = max(1, min(most // len(group), len(trials)))
-        num_configs = min(most, len(group))
-        shares += [
-            Share(tuple(group[c : c + num_configs]), trials[t : t + num_trials])
-            for t in range(0, len(trials), num_trials)
-            for c in range(0, len(group), num_configs)
+    def _build(self, share: Share) -> tuple[list[Learner], Batches]:
+        """Learners in the order of a stack, and what they learn."""
+        streams = move_streams(self.streams_of(share.trials), self.device)
+        shape, num_classes = streams[0].input_shape, streams[0].num_classes
+        learners = [
+            build_learner(self.configs[c], trial, shape, num_classes, self.device, self.dtype, self.setting.features)
+            for c, trial in share.keys
         ]
-    return shares
+        return learners, Batches(share.trials, streams, self.configs[0].seed, self.dtype)
 
+    def _train(self, k: int, learners: list[Learner], batches: Batches, place: Place) -> None:
+        """Take one stack from where it stands to the end of its stream."""
+        self.outcomes |= dict(zip(self.shares[k].keys, (learner.outcome for learner in learners), strict=True))
+        program, notes = choose_program(learners, batches, self.device)
+        checkpoints = self.setting.checkpoints
+        said: set[str] = set()
 
-def _run_stacks(
-    configs: Sequence[Config],
-    streams_of: Callable[[Sequence[int]], list[Stream]],
-    data: list[dict[str, Any]],
-    setting: Setting,
-    report: Report,
-) -> list[Result]:
-    device = choose_device(setting.device)
-    checkpoints = setting.checkpoints
-    header = read_header(checkpoints.path) if checkpoints and setting.resume and checkpoints.path.exists() else None
-    outcomes: dict[tuple[int, int], TrialOutcome] = {}  # by config and trial
-    with precision_of(setting.precision) as dtype:
+        def say(notes: Sequence[str]) -> None:
+            for note in [note for note in notes if note not in said]:
+                self._note(self._share_of_whole(k, place), note)
+                said.add(note)
 
-        def build(share: Share) -> tuple[list[Learner], Batches]:
-            """Learners in the order of a stack, trial after trial, and what they learn."""
-            streams = move_streams(streams_of(share.trials), device)
-            shape, num_classes = streams[0].input_shape, streams[0].num_classes
-            learners = [
-                build_learner(configs[c], trial, shape, num_classes, device, dtype, setting.features)
-                for trial in share.trials
-                for c in share.configs
-            ]
-            return learners, Batches(share.trials, streams, configs[0].seed, dtype)
+        def moved() -> None:
+            say(program.notes)
+            self.report(Progress(self._share_of_whole(k, place), place.task))
 
-        limit = setting.max_stack if header is None else header["limit"]
-        if limit is None:
-            limit = largest_stack(configs, lambda c: build(Share((c,), (configs[0].first_trial,))), device)
-        shares = plan_stacks(configs, limit)
-        if len(shares) > 1:
-            sizes = " + ".join(str(len(share)) for share in shares)
-            report(Progress(0, 0, note=f"{sum(map(len, shares))} models in {len(shares)} stacks, {sizes}"))
-        for k, share in enumerate(shares):
-            if header is not None and k < header["stack"]:
-                continue
-            learners, batches = build(share)
-            keys = [(c, trial) for trial in share.trials for c in share.configs]
-            place = Place()
-            if header is not None and checkpoints is not None:
-                finished, place = restore(checkpoints.path, header, learners)
-                before = [(c, trial) for share in shares[:k] for trial in share.trials for c in share.configs]
-                outcomes |= dict(zip(before, finished, strict=True))
-                report(Progress(k / len(shares), place.task, note=f"goes on in task {place.task + 1}"))
-                header = None
-            outcomes |= dict(zip(keys, (learner.outcome for learner in learners), strict=True))
-            program, notes = choose_program(learners, batches, device)
-            for note in notes:
-                report(Progress(k / len(shares), 0, note=note))
-            watch = _watch(k, shares, learners, outcomes, configs, data, setting, limit, report, place)
-            run_stream(program, batches, configs[share.configs[0]], place, watch)
-    return gather(configs, outcomes, data)
+        def learned(n: int) -> None:
+            results = gather(self.configs, self.outcomes, self.data)
+            self.report(Progress(self._share_of_whole(k, place), n, results))
 
+        def keep(task_ended: bool) -> None:
+            if checkpoints is not None and checkpoints.is_due(task_ended):
+                checkpoints.save(self.configs, k, self.limit, learners, self.outcomes, place)
 
-def _watch(
-    k: int,
-    shares: list[Share],
-    learners: list[Learner],
-    outcomes: dict[tuple[int, int], TrialOutcome],
-    configs: Sequence[Config],
-    data: list[dict[str, Any]],
-    setting: Setting,
-    limit: int | None,
-    report: Report,
-    place: Place,
-) -> Watch:
-    """What the loop tells, told on: progress to `report`, and moments to keep to the checkpoints."""
-    models = [len(share) for share in shares]
-    finished = [outcome for outcome in outcomes.values()][: sum(models[:k])]
+        say(notes)
+        run_stream(program, batches, self.configs[self.shares[k].configs[0]], place, Watch(moved, learned, keep))
 
-    def overall(share: float) -> float:
-        return (sum(models[:k]) + share * models[k]) / sum(models)
+    def _share_of_whole(self, k: int, place: Place) -> float:
+        """How much of the experiment is done when stack k stands at a place."""
+        sizes = [len(share) for share in self.shares]
+        config = self.configs[self.shares[k].configs[0]]
+        done = (place.task + (place.epoch + place.part) / config.epochs) / config.num_tasks
+        return (sum(sizes[:k]) + done * sizes[k]) / sum(sizes)
 
-    def task_learned(n: int) -> None:
-        done = overall((n + 1) / configs[0].num_tasks)
-        report(Progress(done, n, results=gather(configs, outcomes, data)))
-
-    def keep(place: Place, task_ended: bool) -> None:
-        if setting.checkpoints is not None and (task_ended or setting.checkpoints.is_due()):
-            setting.checkpoints.save(k, limit, learners, finished, place)
-
-    return Watch(lambda share: report(Progress(overall(share), place.task)), task_learned, keep)
-
-
-def gather(
-    configs: Sequence[Config], outcomes: dict[tuple[int, int], TrialOutcome], data: list[dict[str, Any]]
-) -> list[Result]:
-    """A result for each config, from all trials that have been begun."""
-    return [
-        _gather_one(config, {trial: outcomes[c, trial] for c, trial in sorted(outcomes) if c == place}, data)
-        for place, config in enumerate(configs)
-    ]
-
-
-def _gather_one(config: Config, outcomes: dict[int, TrialOutcome], data: list[dict[str, Any]]) -> Result:
-    num_tasks = config.num_tasks
-    accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
-    for k, outcome in enumerate(outcomes.values()):
-        for i, row in enumerate(outcome.rows):
-            accuracy[k, i, : len(row)] = row
-    return Result(
-        config=config,
-        accuracy=accuracy,
-        untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
-        dynamics=[asdict(record) for outcome in outcomes.values() for record in outcome.records],
-        diverged=[
-            Divergence(trial, outcome.diverged.task, outcome.diverged.step)
-            for trial, outcome in outcomes.items()
-            if outcome.diverged is not None
-        ],
-        data=data,
-    )
+    def _note(self, share: float, note: str) -> None:
+        self.report(Progress(share, 0, note=note))

@@ -2,7 +2,7 @@
 
 A run's folder holds `run.json` (what was run, with which versions, on which data), `log.txt`, and for each method
 a folder with its `config.toml`, `accuracy.json` (the accuracy matrices) and `dynamics.csv` (loss, η, ‖Hebb‖ and
-‖α‖ over time).
+‖α‖ over time); until it is finished also a checkpoint.
 """
 
 from __future__ import annotations
@@ -113,9 +113,11 @@ def claim_folder(path: str | Path, first_file: str) -> Path:
 
 
 def write_result(result: Result, folder: Path) -> None:
-    """Write, or write anew, the files of one method; each is whole at every moment."""
+    """Write, or write anew, the files of one method as far as it has come; each is whole at every moment."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "config.toml", result.config.to_toml())
+    if len(result.accuracy) == 0:  # no trial has been begun
+        return
     write_atomically(folder / "dynamics.csv", _to_csv(result.dynamics))
     content = {
         "format": FORMAT,
@@ -135,7 +137,7 @@ def read_result(folder: str | Path) -> Result:
     config = load_config(folder / "config.toml")
     path = folder / "accuracy.json"
     content = read_json(path)
-    _check_format(content, path)
+    check_format(content, path)
     try:
         accuracy, untrained = _with_nan(content["accuracy"]), _with_nan(content["untrained"])
         diverged = [Divergence(**entry) for entry in content["diverged"]]
@@ -159,7 +161,7 @@ def read_run(folder: str | Path) -> tuple[dict[str, Any], list[Result]]:
     if not (folder / "run.json").exists():
         raise InputError(f"{folder} does not hold a run: it has no run.json")
     description = read_json(folder / "run.json")
-    _check_format(description, folder / "run.json")
+    check_format(description, folder / "run.json")
     methods = description.get("methods")
     if not isinstance(methods, list) or not set(map(str, methods)) <= set(METHODS):
         raise InputError(f"{folder / 'run.json'} is not a run of Engram, or is damaged")
@@ -176,7 +178,7 @@ def read_json(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {reason}") from reason
 
 
-def _check_format(content: Any, path: Path) -> None:
+def check_format(content: Any, path: Path) -> None:
     written = content.get("format") if isinstance(content, dict) else None
     if not isinstance(written, int):
         raise InputError(f"{path} is not a file of Engram, or is damaged")
@@ -198,6 +200,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what `write_atomically` had not finished when its process was killed."""
+    for left in folder.glob(".*.*.????????"):
+        left.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

@@ -25,30 +25,41 @@ class Place:
     task: int = 0
     epoch: int = 0
     piece: int = 0  # of the epoch
+    part: float = 0.0  # of the epoch that is done, in [0, 1]
     losses: list[Tensor] = field(default_factory=list)  # of the epoch's pieces so far
     dynamics: list[Tensor] = field(default_factory=list)  # after those of them that end in a record
 
     def next_epoch(self) -> None:
-        self.epoch, self.piece, self.losses, self.dynamics = self.epoch + 1, 0, [], []
+        self.epoch, self.piece, self.part, self.losses, self.dynamics = self.epoch + 1, 0, 0.0, [], []
 
     def next_task(self) -> None:
         self.task, self.epoch = self.task + 1, 0
 
 
+def _nothing(*told: object) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Watch:
-    """Who is told what, in the course of a run."""
+    """Who is told what in the course of a run; where it stands is in its place."""
 
-    share: Callable[[float], None] = lambda share: None  # how much of it is done, in [0, 1]
-    task: Callable[[int], None] = lambda task: None  # a task has been learned, or a learner was lost in it
-    keep: Callable[[Place, bool], None] = lambda place, task_ended: None  # a moment from which the run can go on
+    moved: Callable[[], None] = _nothing  # some steps were taken
+    learned: Callable[[int], None] = _nothing  # a task has been learned, or all learners were lost in it
+    keep: Callable[[bool], None] = _nothing  # from here the run can go on; whether a task has ended
 
 
-def run_stream(program: Program, batches: Batches, config: Config, place: Place, watch: Watch) -> None:
+UNWATCHED = Watch()
+
+
+def run_stream(
+    program: Program, batches: Batches, config: Config, place: Place | None = None, watch: Watch = UNWATCHED
+) -> None:
     """Learn every task of the stream in order. A trial that diverges keeps what it had learned until then.
 
     `config` is that of any of the learners: they have batches and epochs in common.
     """
+    place = Place() if place is None else place
     num_tasks = len(batches.streams[0])
     if not any(learner.outcome.untrained for learner in program.learners):
         for learner, row in zip(program.learners, program.evaluate(range(num_tasks)).tolist(), strict=True):
@@ -59,79 +70,85 @@ def run_stream(program: Program, batches: Batches, config: Config, place: Place,
         train_task(program, batches, config, place, watch)
         _mark(program.learners, program.finite(), n)
         _mark(program.learners, program.consolidate(n), n)
-        accuracy = program.evaluate(range(min(n + 2, num_tasks)))
+        accuracy = program.evaluate(range(min(n + 2, num_tasks)))  # forward transfer needs the next task too
         for learner, row in zip(program.learners, accuracy.tolist(), strict=True):
             if learner.learning:
                 learner.outcome.rows.append(row)
         place.next_task()
-        watch.task(n)
-        watch.keep(place, True)
+        watch.learned(n)
+        watch.keep(True)
 
 
-def train_task(program: Program, batches: Batches, config: Config, place: Place, watch: Watch) -> None:
-    """Minimise Eq. 4 on one task by plain SGD; from the middle, if that is where the run stands."""
-    n = place.task
-    program.begin_task(n)
-    pieces = plan_epoch(batches.sizes(n), config.batch_size, RECORDS_PER_EPOCH)
-    ends = _recorded_ends(batches.sizes(n), config.batch_size)
-    done_per_piece = np.cumsum([_weight(piece, len(batches.trials)) for piece in pieces])
-    while place.epoch < config.epochs:
-        program.begin_epoch(n, place.epoch)
-        for piece in pieces[place.piece :]:
-            place.losses.append(program.train(piece))
-            if piece.end in ends:
-                place.dynamics.append(program.dynamics())
-            part = done_per_piece[place.piece] / done_per_piece[-1]
-            place.piece += 1
-            watch.share((n + (place.epoch + part) / config.epochs) / len(batches.streams[0]))
-            if place.piece < len(pieces):
-                watch.keep(place, False)
-        _record_epoch(program.learners, batches, config, place, pieces, ends)
-        place.next_epoch()
-        if not any(learner.learning for learner in program.learners):
-            break
-        if place.epoch < config.epochs:
-            watch.keep(place, False)
-
-
-def _weight(piece: Piece, num_trials: int) -> int:
-    return piece.num_steps * len(range(num_trials)[piece.trials])
-
-
-def _recorded_ends(sizes: list[int], batch_size: int) -> set[int]:
-    """The steps of an epoch before which some trial makes a record."""
-    return {i + 1 for size in sizes for i in record_steps(num_batches(size, batch_size), RECORDS_PER_EPOCH)}
-
-
-def _record_epoch(
-    learners: list[Learner], batches: Batches, config: Config, place: Place, pieces: list[Piece], ends: set[int]
+def train_task(
+    program: Program, batches: Batches, config: Config, place: Place | None = None, watch: Watch = UNWATCHED
 ) -> None:
+    """Minimise Eq. 4 on one task by plain SGD; from the middle, if that is where the run stands."""
+    place = Place() if place is None else place
+    plan = _Plan.of(batches.sizes(place.task), config.batch_size)
+    done = np.cumsum([piece.num_steps * len(plan.trials_of(piece)) for piece in plan.pieces])
+    program.begin_task(place.task)
+    while place.epoch < config.epochs and any(learner.learning for learner in program.learners):
+        program.begin_epoch(place.task, place.epoch)
+        for piece in plan.pieces[place.piece :]:
+            place.losses.append(program.train(piece))
+            if plan.ends_in_record(piece):
+                place.dynamics.append(program.dynamics())
+            place.part = float(done[place.piece] / done[-1])
+            place.piece += 1
+            watch.moved()
+            if place.piece < len(plan.pieces):
+                watch.keep(False)
+        _record_epoch(program.learners, batches, place, plan)
+        place.next_epoch()
+        if place.epoch < config.epochs:
+            watch.keep(False)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The pieces of an epoch, and for each trial the steps after which it makes a record."""
+
+    pieces: list[Piece]
+    recorded: list[list[int]]
+
+    @classmethod
+    def of(cls, sizes: list[int], batch_size: int) -> _Plan:
+        recorded = [record_steps(num_batches(size, batch_size), RECORDS_PER_EPOCH) for size in sizes]
+        return cls(plan_epoch(sizes, batch_size, RECORDS_PER_EPOCH), recorded)
+
+    def trials_of(self, piece: Piece) -> range:
+        """The places of its trials."""
+        return range(len(self.recorded))[piece.trials]
+
+    def ends_in_record(self, piece: Piece) -> bool:
+        return any(piece.end - 1 in self.recorded[place] for place in self.trials_of(piece))
+
+
+def _record_epoch(learners: list[Learner], batches: Batches, place: Place, plan: _Plan) -> None:
     """Turn the epoch's losses and dynamics into records, and find out who diverged in it."""
-    trials = {trial: index for index, trial in enumerate(batches.trials)}
-    sizes = batches.sizes(place.task)
-    losses = np.full((len(learners), max(num_batches(size, config.batch_size) for size in sizes)), np.nan)
-    dynamics: dict[int, list[np.ndarray]] = {row: [] for row in range(len(learners))}
-    seen = iter([tensor.double().cpu().numpy() for tensor in place.dynamics])
-    for piece, values in zip(pieces, [tensor.double().cpu().numpy() for tensor in place.losses], strict=True):
-        within = range(len(batches.trials))[piece.trials]
-        rows = [row for row, learner in enumerate(learners) if trials[learner.trial] in within]
-        losses[rows, piece.first_step : piece.end] = values
-        if piece.end in ends:
-            now = next(seen)
+    trials = [batches.trials.index(learner.trial) for learner in learners]
+    losses: list[list[np.ndarray]] = [[] for _ in learners]
+    dynamics: list[list[np.ndarray]] = [[] for _ in learners]
+    seen = iter(place.dynamics)
+    for piece, of_piece in zip(plan.pieces, place.losses, strict=True):
+        rows = [row for row, trial in enumerate(trials) if trial in plan.trials_of(piece)]
+        for row, values in zip(rows, of_piece.double().cpu().numpy(), strict=True):
+            losses[row].append(values)
+        if plan.ends_in_record(piece):
+            now = next(seen).double().cpu().numpy()
             for row in rows:
-                own = record_steps(num_batches(sizes[trials[learners[row].trial]], config.batch_size), RECORDS_PER_EPOCH)
-                if piece.end - 1 in own:
+                if piece.end - 1 in plan.recorded[trials[row]]:
                     dynamics[row].append(now[row])
     for row, learner in enumerate(learners):
         if learner.learning:
-            num_steps = num_batches(sizes[trials[learner.trial]], config.batch_size)
-            _record_learner(learner, place, losses[row, :num_steps], dynamics[row])
+            _record_learner(learner, place, np.concatenate(losses[row]), plan.recorded[trials[row]], dynamics[row])
 
 
-def _record_learner(learner: Learner, place: Place, losses: np.ndarray, dynamics: list[np.ndarray]) -> None:
+def _record_learner(
+    learner: Learner, place: Place, losses: np.ndarray, steps: list[int], dynamics: list[np.ndarray]
+) -> None:
     first = place.epoch * len(losses)
     bad = np.flatnonzero(~np.isfinite(losses))
-    steps = record_steps(len(losses), RECORDS_PER_EPOCH)
     for (begin, end), values in zip(pairwise([0, *(step + 1 for step in steps)]), dynamics, strict=True):
         if len(bad) and bad[0] < end:
             learner.outcome.diverged = DivergedError(place.task, first + int(bad[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,3 +64,11 @@ class Dataset:
     def provenance(self) -> dict[str, Any]:
         """What a result file keeps about its data."""
         return {"name": self.name, "origin": self.origin, "train": len(self.train), "test": len(self.test)}
+
+    def fingerprint(self) -> str:
+        """The same for the same samples, and for no others."""
+        digest = hashlib.sha256()
+        for samples in (self.train, self.test):
+            for tensor in (samples[slice(None)].inputs, samples.labels):
+                digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()

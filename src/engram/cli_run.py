@@ -1,0 +1,190 @@
+"""`engram run`: begin a run, or go on with one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from engram.build import dataset_names, load_datasets
+from engram.cli_data import DataFolder, fetch_datasets
+from engram.config import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_config, parse_setting
+from engram.data.samples import Dataset
+from engram.data.sources import is_present, named_folder
+from engram.display import RunDisplay, print_tables
+from engram.errors import InputError, check_choice
+from engram.presets import preset
+from engram.results import Result
+from engram.runs import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
+
+INTERRUPTED = 130  # the exit code, as shells number it
+
+
+def run(
+    context: typer.Context,
+    benchmark: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="BENCHMARK", help=f"{', '.join(BENCHMARKS)}; or a config.toml of a run.", show_default=False
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help=f"Comma-separated, or 'all': {', '.join(METHODS)}.", show_default="the paper's eight"),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Repetitions with other weights, orders and tasks.", show_default="10")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task.", show_default="the paper's")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks.", show_default="the paper's")] = None,
+    strength: Annotated[
+        float | None, typer.Option(help="Strength λ of the penalties.", show_default="the paper's")
+    ] = None,
+    eta: Annotated[float | None, typer.Option(help="Initial η of the trace.", show_default="the paper's")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            help="mnist, mnist-small (needs no download), fashion-mnist or notmnist.",
+            show_default="the paper's",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
+    ] = None,
+    data: DataFolder = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    precision: Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")] = "tf32",
+    stack: Annotated[
+        int | None, typer.Option(metavar="N", help="At most so many models at a time.", show_default="all that fit")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="runs/…")
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Go on with the run in this folder, that was stopped.", show_default=False),
+    ] = None,
+) -> None:
+    """Run methods on a benchmark, show how they fare, and keep the results.
+
+    Example: engram run split-mnist --methods finetune,dhp+si --dataset mnist-small --trials 3
+    """
+    console = Console()
+    if resume is not None:
+        _refuse_beside_resume(context)
+        _, configs = read_unfinished(resume)
+        datasets = _load(configs[0], data, console)
+        with _watched(configs, resume, console) as display:
+            results = resume_methods(resume, datasets, report=display.show)
+        _finish(results, resume, console)
+        return
+    if benchmark is None:
+        raise InputError(f"BENCHMARK is missing: {', '.join(BENCHMARKS)}; or go on with a run: --resume DIR")
+    given: dict[str, Any] = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "strength": strength}
+    given |= {"eta": eta, "seed": seed, "dataset": dataset}
+    changes = {name: value for name, value in given.items() if value is not None}
+    for setting in settings or []:
+        changes |= parse_setting(setting)
+    configs = _configs(benchmark, methods, changes)
+    check_options(configs, device, precision, stack)  # before anything is downloaded
+    datasets = _load(configs[0], data, console)
+    folder = out or default_folder(configs[0].benchmark)
+    with _watched(configs, folder, console) as display:
+        results = run_methods(
+            configs,
+            datasets,
+            folder,
+            command=shlex.join(["engram", *context.find_root().obj]),  # as it was given, however it was started
+            device=device,
+            precision=precision,
+            max_stack=stack,
+            report=display.show,
+        )
+    _finish(results, folder, console)
+
+
+def _refuse_beside_resume(context: typer.Context) -> None:
+    """A run goes on as it began: nothing about it can be chosen again."""
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in ("resume", "data"):
+            said = "a BENCHMARK" if name == "benchmark" else parameter.opts[0]
+            raise InputError(f"--resume goes on with a run as it began, so {said} has no place beside it")
+
+
+@contextmanager
+def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[RunDisplay]:
+    """A display for the run. Who stops it is told how to go on."""
+    try:
+        with RunDisplay(configs, console) as display:
+            yield display
+    except KeyboardInterrupt:
+        begun = has_begun(folder)
+        print(
+            f"engram: stopped; `engram run --resume {folder}` goes on" if begun else "engram: stopped", file=sys.stderr
+        )
+        sys.exit(INTERRUPTED)
+
+
+def _finish(results: list[Result], folder: Path, console: Console) -> None:
+    print_tables(results, console)
+    console.print(
+        f"Results are in {folder}; `engram figures {folder}` draws them.",
+        highlight=False,
+        markup=False,
+        soft_wrap=not console.is_terminal,
+    )
+    lost = [f"{result.config.method}, {divergence}" for result in results for divergence in result.diverged]
+    if lost:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise InputError(f"{lost[0]}{more}; what was learned until then is kept")
+
+
+def _configs(benchmark: str, methods: str | None, changes: dict[str, Any]) -> list[Config]:
+    """One config a method, from presets or from a file, with the changes made."""
+    for name in ("benchmark", "method"):
+        if name in changes:
+            raise InputError(f"--set cannot change the {name}: name it in the command itself")
+    if benchmark.endswith((".toml", ".json")):
+        if methods is not None:
+            raise InputError(f"{benchmark} names its own method, so --methods has no place beside it")
+        bases = [load_config(benchmark)]
+        if bases[0].benchmark == "own":
+            raise InputError(f"{benchmark} is of a stream of one's own, which runs from Python: engram.run")
+    else:
+        check_choice("benchmark", benchmark, BENCHMARKS)
+        bases = [preset(benchmark, name) for name in _method_names(methods)]
+    configs = [base.replace(**changes) for base in bases]
+    return [config if config.penalty else config.replace(strength=None) for config in configs]
+
+
+def _method_names(methods: str | None) -> list[str]:
+    if methods is None:
+        return list(PAPER_METHODS)
+    names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    for name in names:
+        check_choice("method", name, METHODS)
+    if len(set(names)) < len(names):
+        raise InputError(f"a method is named twice in {methods!r}")
+    return names
+
+
+def _load(config: Config, data: str | None, console: Console) -> list[Dataset]:
+    """The datasets. What is missing is downloaded into Engram's own cache; a folder that a person named is theirs."""
+    missing = [name for name in dataset_names(config) if not is_present(name)] if named_folder(data) is None else []
+    if missing:
+        try:
+            fetch_datasets(missing, None, console)
+        except InputError as reason:
+            hint = "" if config.dataset == "five-datasets" else "; `--dataset mnist-small` needs no download"
+            raise InputError(f"{reason}{hint}") from reason
+    return load_datasets(config, data)
