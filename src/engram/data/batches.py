@@ -40,9 +40,10 @@ def num_batches(num_samples: int, batch_size: int) -> int:
 
 def read_inputs(inputs: Tensor, permutation: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Inputs as floats: uint8 pixels are scaled to [0, 1], and read in the order of `permutation`."""
+    read = inputs.to(dtype).div_(255) if inputs.dtype == torch.uint8 else inputs.to(dtype)
     if permutation is not None:
-        inputs = inputs.flatten(1)[:, permutation].view_as(inputs)
-    return inputs.to(dtype) / 255 if inputs.dtype == torch.uint8 else inputs.to(dtype)
+        read = read.flatten(1).index_select(1, permutation).view_as(read)  # of floats: several times as fast on a CPU
+    return read
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[
     So h̃ = shareᵀ h is the mean activation of every class at once (Algorithm 1, lines 3 to 6). Returns the shares
     (…, B, C), and which classes are present (…, C, 1) as ones and zeros.
     """
-    member = (target[..., None] == _class_numbers(num_classes, target.device)).to(dtype)  # (…, B, C)
-    count = member.sum(dim=-2)  # (…, C)
-    return member / count.clamp(min=1)[..., None, :], count.clamp(max=1)[..., None]
+    member = torch.eq(target.unsqueeze(-1), _class_numbers(num_classes, target.device)).to(dtype)  # (…, B, C)
+    count = member.sum(dim=-2, keepdim=True)  # (…, 1, C)
+    return member.div_(count.clamp(min=1)), count.clamp_(max=1).mT
 
 
 @lru_cache(maxsize=16)
@@ -54,8 +54,9 @@ class PlasticSoftmax(torch.autograd.Function):
         ctx: Any, hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
     ) -> tuple[Tensor, Tensor]:
         share, present = class_shares(target, weight.shape[-2], hidden.dtype)
-        surprise = (share.mT @ hidden - hebb) * present  # h̃ − Hebb (…, C, m), 0 for absent classes
-        rate = eta[..., None, None].clone()  # as it is now, however the optimizer changes it before the backward pass
+        surprise = (share.mT @ hidden).sub_(hebb).mul_(present)  # h̃ − Hebb (…, C, m), 0 for absent classes
+        # η as it is now, however the optimizer changes it before the backward pass
+        rate = eta.clone().unsqueeze(-1).unsqueeze(-1)
         written = torch.addcmul(hebb, rate, surprise)
         in_force = plastic_weight(weight, _as_matrix(alpha, weight), written)
         ctx.mark_non_differentiable(written)
@@ -109,7 +110,7 @@ def write_then_read(*inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 def _as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:
     """α with an axis for every axis of θ, also where all synapses share one."""
-    return alpha if alpha.ndim == weight.ndim else alpha[..., None, None]
+    return alpha if alpha.ndim == weight.ndim else alpha.unsqueeze(-1).unsqueeze(-1)
 
 
 class DHPSoftmax(nn.Module):
@@ -204,12 +205,12 @@ class DHPSoftmax(nn.Module):
         return self._write_then_read(hidden, target)
 
     def _write_then_read(self, hidden: Tensor, target: Tensor) -> Tensor:
+        weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
-            with torch.no_grad():
-                self.eta.copy_(self.eta.clamp(0, 1))
-        logits, written = write_then_read(hidden, target, self.weight, self.alpha, self.eta, self.hebb)
+            eta.detach().clamp_(0, 1)
+        logits, written = write_then_read(hidden, target, weight, alpha, eta, hebb)
         with torch.no_grad():
-            self.hebb.copy_(written)
+            hebb.copy_(written)
         return logits
 
     def weight_slopes(self) -> dict[str, Tensor]:

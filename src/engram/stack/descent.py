@@ -8,6 +8,7 @@ Synaptic Intelligence needs it. The penalty's part of the step is an affine map 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -42,24 +43,79 @@ def own_method(penalty: Penalty) -> str | None:
     return None
 
 
+class Scratch(threading.local):
+    """Memory for what is between two results of one step; each thread has its own, for all its models."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple, Tensor] = {}
+
+    def like(self, theta: Tensor, use: str) -> Tensor:
+        key = (use, theta.shape, theta.dtype, theta.device)
+        if key not in self.kept:
+            self.kept[key] = torch.empty_like(theta, memory_format=torch.contiguous_format)
+        return self.kept[key]
+
+
+SCRATCH = Scratch()
+
+
+class ParameterStep:
+    """A step of one parameter:  θ ← gain (θ − lr g) + shift, the proximal one; or  θ ← gain θ + shift − lr g."""
+
+    def __init__(self, theta: Tensor, rate: float, kind: str, pull: tuple[Tensor, Tensor] | None, path: Tensor | None):
+        self.theta = theta
+        self.rate = rate
+        self.gain, self.shift = pull or (None, None)
+        self.pulls_before = pull is not None and kind == "gradient"
+        self.pulls_after = pull is not None and kind == "proximal"
+        self.path = path
+
+    def take(self, gradient: Tensor) -> None:
+        theta, path = self.theta, self.path
+        if path is None:
+            self._descend(gradient)
+        elif self.gain is None:  # Δθ = −lr g
+            path.addcmul_(gradient, gradient, value=self.rate)
+            self._descend(gradient)
+        else:
+            before = SCRATCH.like(theta, "before").copy_(theta)
+            self._descend(gradient)
+            path.addcmul_(gradient, before.sub_(theta))  # path ← path − g Δθ
+
+    def take_product(self, delta: Tensor, entered: Tensor) -> None:
+        """The step with g = δᵀ x."""
+        if self.path is not None:
+            self.take(torch.mm(delta.t(), entered, out=SCRATCH.like(self.theta, "gradient")))
+            return
+        if self.pulls_before:
+            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+        self.theta.addmm_(delta.t(), entered, alpha=-self.rate)
+        if self.pulls_after:
+            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+
+    def _descend(self, gradient: Tensor) -> None:
+        if self.pulls_before:
+            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+        self.theta.add_(gradient, alpha=-self.rate)
+        if self.pulls_after:
+            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+
+
 class FactoredDescent:
     """Steps for the penalties of the quadratic form."""
 
     def __init__(self, learner: Learner, factored: Sequence[str]):
         self.learner = learner
-        self.rate = learner.config.learning_rate
-        self.kind = learner.config.penalty_step
-        named = dict(learner.model.named_parameters())
         self.layers = {f"{name}.": learner.model.get_submodule(name) for name in factored}
-        self.deferred = {
+        deferred = {
             prefix + name for prefix, layer in self.layers.items() for name, _ in layer.named_parameters(recurse=False)
         }
-        self.direct = {n: theta for n, theta in named.items() if theta.requires_grad and n not in self.deferred}
+        self.trained = {n: theta for n, theta in learner.model.named_parameters() if theta.requires_grad}
+        self.direct = {n: theta for n, theta in self.trained.items() if n not in deferred}
         self.seen: dict[str, tuple[Tensor, Tensor]] = {}
         self.recording = False
         for prefix, layer in self.layers.items():
             layer.register_forward_hook(self._watch(prefix))
-        self.scratch: dict[str, Tensor] = {}
 
     def _watch(self, prefix: str) -> Callable:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
@@ -72,10 +128,16 @@ class FactoredDescent:
 
     def begin_task(self, classes: Sequence[int]) -> None:
         self.classes = tuple(classes)
-        penalty = self.learner.penalty
-        pull = penalty.pull(self.rate, self.kind)
-        self.pulls = {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain}
-        self.path = penalty.path if isinstance(penalty, SI) else {}
+        config, penalty = self.learner.config, self.learner.penalty
+        pull = penalty.pull(config.learning_rate, config.penalty_step)
+        pulls = {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain}
+        paths = penalty.path if isinstance(penalty, SI) else {}
+        steps = {
+            name: ParameterStep(theta, config.learning_rate, config.penalty_step, pulls.get(name), paths.get(name))
+            for name, theta in self.trained.items()
+        }
+        self.layer_steps = {prefix: (steps[prefix + "weight"], steps.get(prefix + "bias")) for prefix in self.layers}
+        self.direct_steps = [steps[name] for name in self.direct]
 
     @contextmanager
     def steps(self) -> Iterator[None]:
@@ -98,50 +160,13 @@ class FactoredDescent:
         gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()])
         with torch.no_grad():
             for (prefix, (entered, _)), delta in zip(self.seen.items(), gradients, strict=False):
-                self._step_layer(prefix, entered, delta)
-            for (name, theta), gradient in zip(self.direct.items(), gradients[len(outputs) :], strict=True):
-                self._step(name, theta, gradient)
+                weight, bias = self.layer_steps[prefix]
+                weight.take_product(delta, entered)
+                if bias is not None:
+                    bias.take(delta.sum(dim=0))
+            for step, gradient in zip(self.direct_steps, gradients[len(outputs) :], strict=True):
+                step.take(gradient)
         return loss.detach()
-
-    def _step_layer(self, prefix: str, entered: Tensor, delta: Tensor) -> None:
-        layer = self.layers[prefix]
-        weight, bias = layer.weight, layer.bias
-        assert isinstance(weight, Tensor)
-        if prefix + "weight" in self.path:
-            self._step(prefix + "weight", weight, delta.T @ entered)
-        else:
-            with self._pulled(prefix + "weight", weight):
-                weight.addmm_(delta.T, entered, alpha=-self.rate)
-        if isinstance(bias, Tensor):
-            self._step(prefix + "bias", bias, delta.sum(dim=0))
-
-    def _step(self, name: str, theta: Tensor, gradient: Tensor) -> None:
-        path = self.path.get(name)
-        if path is None:
-            self._descend(name, theta, gradient)
-        elif name not in self.pulls:  # Δθ = −lr g
-            path.addcmul_(gradient, gradient, value=self.rate)
-            self._descend(name, theta, gradient)
-        else:
-            if name not in self.scratch:
-                self.scratch[name] = torch.empty_like(theta)
-            before = self.scratch[name].copy_(theta)
-            self._descend(name, theta, gradient)
-            path.addcmul_(gradient, before.sub_(theta))  # path ← path − g Δθ
-
-    def _descend(self, name: str, theta: Tensor, gradient: Tensor) -> None:
-        with self._pulled(name, theta):
-            theta.add_(gradient, alpha=-self.rate)
-
-    @contextmanager
-    def _pulled(self, name: str, theta: Tensor) -> Iterator[None]:
-        """θ ← gain (θ − lr g) + shift, the proximal step; or θ ← gain θ + shift − lr g, the gradient's."""
-        gain, shift = self.pulls.get(name, (None, None))
-        if gain is not None and self.kind == "gradient":
-            torch.addcmul(shift, theta, gain, out=theta)
-        yield
-        if gain is not None and self.kind == "proximal":
-            torch.addcmul(shift, theta, gain, out=theta)
 
 
 class ContractDescent:
@@ -190,7 +215,9 @@ def _outputs_can_be_leaves(model: nn.Module, names: Sequence[str], inputs: Tenso
     """An activation in place would overwrite what came out of a layer, which autograd refuses."""
     for name in names:
         layer = model.get_submodule(name).requires_grad_(False)
-        layer.register_forward_hook(lambda module, args, output: None if output.requires_grad else output.requires_grad_())
+        layer.register_forward_hook(
+            lambda module, args, output: None if output.requires_grad else output.requires_grad_()
+        )
     try:
         model(inputs, targets).sum().backward()
     except RuntimeError:

@@ -62,20 +62,19 @@ class OneByOne:
 
     def _train_trial(self, piece: Piece, place: int, own: list[int], losses: Tensor, rows: list[int]) -> None:
         for start in range(0, piece.num_steps, GATHERED) if own else ():
-            read = [self._batch(piece, place, k) for k in range(start, min(start + GATHERED, piece.num_steps))]
+            read = self._batches(piece, place, range(start, min(start + GATHERED, piece.num_steps)))
             for i, row in zip(own, rows, strict=True):
                 with self.descents[i].steps():
-                    for k, (inputs, targets) in enumerate(read, start):
-                        losses[row, k] = self.descents[i].step(inputs, targets)
+                    taken = [self.descents[i].step(inputs, targets) for inputs, targets in read]
+                losses[row, start : start + len(taken)] = torch.stack(taken)
 
-    def _batch(self, piece: Piece, place: int, k: int) -> tuple[Tensor, Tensor]:
+    def _batches(self, piece: Piece, place: int, steps: range) -> list[tuple[Tensor, Tensor]]:
         task = self.tasks[place]
-        first = piece.first_sample + k * piece.batch_size
-        chosen = self.orders[place][first : first + piece.batch_size]
-        return (
-            read_inputs(task.train.inputs[chosen], task.permutation, self.batches.dtype),
-            task.train.targets[chosen],
-        )
+        first = piece.first_sample + steps.start * piece.batch_size
+        chosen = self.orders[place][first : first + len(steps) * piece.batch_size]
+        inputs = read_inputs(task.train.inputs.index_select(0, chosen), task.permutation, self.batches.dtype)
+        targets = task.train.targets[chosen]
+        return list(zip(inputs.split(piece.batch_size), targets.split(piece.batch_size), strict=True))
 
     def dynamics(self) -> Tensor:
         rows = []
