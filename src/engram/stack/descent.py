@@ -59,22 +59,25 @@ class Scratch(threading.local):
 SCRATCH = Scratch()
 
 
+GainAndShift = tuple[Tensor, Tensor]
+
+
 class ParameterStep:
     """A step of one parameter:  θ ← gain (θ − lr g) + shift, the proximal one; or  θ ← gain θ + shift − lr g."""
 
-    def __init__(self, theta: Tensor, rate: float, kind: str, pull: tuple[Tensor, Tensor] | None, path: Tensor | None):
+    def __init__(self, theta: Tensor, rate: float, kind: str, pull: GainAndShift | None, path: Tensor | None):
         self.theta = theta
         self.rate = rate
-        self.gain, self.shift = pull or (None, None)
-        self.pulls_before = pull is not None and kind == "gradient"
-        self.pulls_after = pull is not None and kind == "proximal"
+        self.pull_before = pull if kind == "gradient" else None
+        self.pull_after = pull if kind == "proximal" else None
+        self.pulled = pull is not None
         self.path = path
 
     def take(self, gradient: Tensor) -> None:
         theta, path = self.theta, self.path
         if path is None:
             self._descend(gradient)
-        elif self.gain is None:  # Δθ = −lr g
+        elif not self.pulled:  # Δθ = −lr g
             path.addcmul_(gradient, gradient, value=self.rate)
             self._descend(gradient)
         else:
@@ -87,18 +90,22 @@ class ParameterStep:
         if self.path is not None:
             self.take(torch.mm(delta.t(), entered, out=SCRATCH.like(self.theta, "gradient")))
             return
-        if self.pulls_before:
-            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+        if self.pull_before is not None:
+            _pull(self.theta, *self.pull_before)
         self.theta.addmm_(delta.t(), entered, alpha=-self.rate)
-        if self.pulls_after:
-            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+        if self.pull_after is not None:
+            _pull(self.theta, *self.pull_after)
 
     def _descend(self, gradient: Tensor) -> None:
-        if self.pulls_before:
-            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+        if self.pull_before is not None:
+            _pull(self.theta, *self.pull_before)
         self.theta.add_(gradient, alpha=-self.rate)
-        if self.pulls_after:
-            torch.addcmul(self.shift, self.theta, self.gain, out=self.theta)
+        if self.pull_after is not None:
+            _pull(self.theta, *self.pull_after)
+
+
+def _pull(theta: Tensor, gain: Tensor, shift: Tensor) -> None:
+    torch.addcmul(shift, theta, gain, out=theta)
 
 
 class FactoredDescent:
