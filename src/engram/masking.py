@@ -13,11 +13,11 @@ def mask_logits(logits: Tensor, classes: Sequence[int] | None) -> Tensor:
     """The logits (B, C) with −∞ outside `classes`, to which softmax then gives no probability."""
     if classes is None or len(classes) == logits.shape[-1]:
         return logits
-    return logits.masked_fill(_others(tuple(classes), logits.shape[-1], logits.device), float("-inf"))
+    return logits.masked_fill(masked_classes(tuple(classes), logits.shape[-1], logits.device), float("-inf"))
 
 
 @lru_cache(maxsize=64)
-def _others(classes: tuple[int, ...], num_classes: int, device: torch.device) -> Tensor:
+def masked_classes(classes: tuple[int, ...], num_classes: int, device: torch.device) -> Tensor:
     """Which outputs do not take part (C,); kept, so that a GPU does not wait for it at every step."""
     with torch.inference_mode(False):  # it is kept for training too
         others = torch.ones(num_classes, dtype=torch.bool)

@@ -89,8 +89,7 @@ def reason_against_mapping(
         section.begin_task()
         logits = section.logits(example[0], shared=True)
         before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}
-        stacked = [tensor.expand(2, *tensor.shape) for tensor in example]
-        section.step(*stacked, range(logits.shape[2]), slice(0, 2))
+        section.step(*(tensor[None] for tensor in example), range(logits.shape[2]), slice(0, 2))
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):

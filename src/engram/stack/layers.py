@@ -1,6 +1,8 @@
 """Layers that a stack runs in a way of its own; all others go through `torch.func.vmap` as they are.
 
-Within the mapping, each of these layers is called once for the whole stack, with the models' axis in front.
+Within the mapping, each of these is called once for the whole stack: its tensors then have two axes in front, the
+trials (T) and the models of a trial (M), which share their batch. What entered the network's first layer is therefore
+the same for all M: there one wide product serves them all.
 """
 
 from __future__ import annotations
@@ -10,40 +12,81 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from engram.masking import mask_logits, masked_classes
 
 
 class Tape:
-    """What entered each factored layer in the last step, and the loss's gradient by what came out of it."""
+    """What entered each factored layer in the last step, and the loss's gradient by what came out of it.
+
+    As (T, in, B) or (N, in, B), and (N, out, B): with the samples last, as products by tensor cores want them.
+    """
 
     def __init__(self) -> None:
         self.factors: dict[str, tuple[Tensor, Tensor]] = {}
 
 
-def prepare(model: nn.Module, factored: Sequence[str], kernels: ModuleType | None) -> Tape:
+def prepare(model: nn.Module, factored: Sequence[str], patches: ModuleType | None) -> Tape:
     """Make a model's layers ready to be mapped over a stack; only for mapping, from then on."""
     tape = Tape()
     for name in factored:
         layer = model.get_submodule(name)
         layer.forward = _linear_of(layer, tape, name)  # type: ignore[method-assign, assignment]
-    for layer in model.modules():
-        if kernels is not None and isinstance(layer, nn.Conv2d) and kernels.fits_convolution(layer):
-            layer.forward = _convolution_of(layer, kernels)  # type: ignore[method-assign, assignment]
+    if patches is not None:
+        for container in model.modules():
+            if type(container).forward is nn.Sequential.forward:
+                _fuse_convolutions(list(container.children()), patches)
     return tape
 
 
 def _linear_of(layer: nn.Module, tape: Tape, name: str) -> Callable[[Tensor], Tensor]:
-    def forward(entered: Tensor) -> Tensor:
-        return MappedLinear.apply(entered, layer.weight, layer.bias, tape, name)  # type: ignore[no-any-return]
-
-    return forward
+    return lambda entered: mapped(StackedLinear, entered, layer.weight, layer.bias, tape, name)
 
 
-def _convolution_of(layer: nn.Conv2d, kernels: ModuleType) -> Callable[[Tensor], Tensor]:
-    def forward(entered: Tensor) -> Tensor:
-        return MappedConvolution.apply(entered, layer.weight, layer.bias, layer.padding, kernels)  # type: ignore[no-any-return]
+def _fuse_convolutions(layers: Sequence[nn.Module], patches: ModuleType) -> None:
+    """A convolution, its LeakyReLU and 2×2 max-pooling become one: the first does it all, the others pass it on."""
+    for convolution, activation, pooling in zip(layers, layers[1:], layers[2:], strict=False):
+        if _is_plain(convolution) and isinstance(activation, nn.LeakyReLU) and _halves(pooling):
+            assert isinstance(convolution, nn.Conv2d)
+            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign, assignment]
+            activation.forward = pooling.forward = lambda entered: entered  # type: ignore[method-assign, assignment]
 
-    return forward
+
+def _block_of(layer: nn.Conv2d, slope: float, patches: ModuleType) -> Callable[[Tensor], Tensor]:
+    return lambda entered: mapped(StackedBlock, entered, layer.weight, layer.bias, slope, patches)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return (
+        type(layer) is nn.Conv2d
+        and layer.padding in ((0, 0), 0)
+        and layer.groups == 1
+        and set(layer.stride) == set(layer.dilation) == {1}
+        and layer.bias is not None
+    )
+
+
+def _halves(layer: nn.Module) -> bool:
+    two = (2, (2, 2))
+    return (
+        type(layer) is nn.MaxPool2d
+        and layer.kernel_size in two
+        and layer.stride in two
+        and layer.padding in (0, (0, 0))
+        and layer.dilation in (1, (1, 1))
+        and not layer.ceil_mode
+        and not layer.return_indices
+    )
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kernels: ModuleType | None) -> Tensor:
+    """A model's mean loss over its batch, the outputs outside `classes` masked out."""
+    if kernels is None:
+        return F.cross_entropy(mask_logits(logits, classes), targets)
+    others = masked_classes(classes, logits.shape[-1], logits.device)
+    return mapped(StackedCrossEntropy, logits, targets, others, kernels)
 
 
 class StackedLinear(torch.autograd.Function):
@@ -51,51 +94,98 @@ class StackedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor | None, tape: Tape, name: str) -> Tensor:
-        ctx.save_for_backward(entered, weight)
-        ctx.tape, ctx.name, ctx.has_bias = tape, name, bias is not None
+        trials, models, outputs, inputs = weight.shape
+        # (T, in, B) where all models of a trial get the same, else (N, in, B)
+        turned = entered[:, 0].mT if entered.stride(1) == 0 else entered.flatten(0, 1).mT
+        theta = weight.reshape(len(turned), -1, inputs)
         if bias is None:
-            return torch.bmm(entered, weight.mT)
-        return torch.baddbmm(bias[:, None, :], entered, weight.mT)
+            out = torch.bmm(theta, turned)
+        else:
+            out = torch.baddbmm(bias.reshape(len(turned), -1, 1), theta, turned)
+        ctx.save_for_backward(turned, weight)
+        ctx.tape, ctx.name, ctx.has_bias = tape, name, bias is not None
+        return out.view(trials, models, outputs, -1).mT
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (delta,) = gradients
-        entered, weight = ctx.saved_tensors
-        ctx.tape.factors[ctx.name] = (entered, delta)
-        by_entered = torch.bmm(delta, weight) if ctx.needs_input_grad[0] else None
-        return by_entered, None, delta.sum(dim=1) if ctx.has_bias else None, None, None
+        turned, weight = ctx.saved_tensors
+        trials, models = weight.shape[:2]
+        delta = gradients[0].mT.contiguous()  # (T, M, out, B)
+        ctx.tape.factors[ctx.name] = (turned, delta.flatten(0, 1))
+        by_entered = None
+        if ctx.needs_input_grad[0]:
+            by_entered = torch.bmm(weight.flatten(0, 1).mT, delta.flatten(0, 1)).unflatten(0, (trials, models)).mT
+        return by_entered, None, delta.sum(dim=-1) if ctx.has_bias else None, None, None
 
 
-class StackedConvolution(torch.autograd.Function):
-    """A convolution with weights of its own for every model of a stack."""
+class StackedBlock(torch.autograd.Function):
+    """A convolution, LeakyReLU and 2×2 max-pooling for every model of a stack: (T, M, B, in, H, W) and its weights.
+
+    A convolution is a product of its weights with the patches of its inputs, to which a one is added for the bias.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int], kernels: ModuleType
+        ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType
     ) -> Tensor:
-        entered, weight = entered.contiguous(), weight.contiguous()
-        ctx.save_for_backward(entered, weight)
-        ctx.padding, ctx.kernels, ctx.has_bias = padding, kernels, bias is not None
-        return kernels.convolve(entered, weight, bias, padding)  # type: ignore[no-any-return]
+        trials, models, channels = weight.shape[:3]
+        kernel = (weight.shape[-2], weight.shape[-1])
+        images = (entered[:, 0] if entered.stride(1) == 0 else entered.flatten(0, 1)).contiguous()  # of T or of N
+        columns = patches.unfold(images, kernel)
+        room = columns.shape[1] - weight[0, 0, 0].numel() - 1
+        theta = torch.cat([weight.flatten(3), bias[..., None], bias.new_zeros(*bias.shape, room)], dim=-1)
+        theta = theta.flatten(0, 1)  # (N, out, rows)
+        size = [side - length + 1 for side, length in zip(images.shape[-2:], kernel, strict=True)]
+        maps = torch.bmm(theta.reshape(len(images), -1, theta.shape[-1]), columns)
+        shape = (trials * models, channels, images.shape[1], *size)
+        pooled, winners = patches.pool(maps.view(shape), slope)
+        ctx.save_for_backward(columns, theta, pooled, winners)
+        ctx.shape, ctx.kernel, ctx.slope, ctx.patches = shape, kernel, slope, patches
+        ctx.entered, ctx.weight = entered.shape, weight.shape
+        return pooled.unflatten(0, (trials, models))  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        delta = gradients[0].contiguous()
-        entered, weight = ctx.saved_tensors
+        columns, theta, pooled, winners = ctx.saved_tensors
+        delta = ctx.patches.unpool(gradients[0].flatten(0, 1), pooled, winners, ctx.shape, ctx.slope)
+        delta = delta.view(*ctx.shape[:2], -1)  # (N, out, B · H′ · W′)
+        slopes = torch.bmm(delta.view(len(columns), -1, delta.shape[-1]), columns.mT)
+        slopes = slopes.view(*ctx.weight[:3], -1)
+        rows = ctx.weight[3] * ctx.kernel[0] * ctx.kernel[1]
         by_entered = None
         if ctx.needs_input_grad[0]:
-            # ∂L/∂x is the convolution of ∂L/∂y with the weights turned round.
-            turned = weight.flip(-2, -1).transpose(1, 2).contiguous()
-            padding = tuple(size - 1 - pad for size, pad in zip(weight.shape[-2:], ctx.padding, strict=True))
-            by_entered = ctx.kernels.convolve(delta, turned, None, padding)
-        by_weight, by_bias = ctx.kernels.correlate(entered, delta, weight.shape, ctx.padding)
-        return by_entered, by_weight, by_bias if ctx.has_bias else None, None, None
+            by_columns = torch.bmm(theta.mT, delta)
+            shape = torch.Size((len(theta), *ctx.entered[2:]))
+            by_entered = ctx.patches.fold(by_columns, shape, ctx.kernel).view(ctx.entered)
+        return by_entered, slopes[..., :rows].reshape(ctx.weight), slopes[..., rows], None, None
+
+
+class StackedCrossEntropy(torch.autograd.Function):
+    """The mean loss of every model of a stack, with its gradient made at once."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, others: Tensor, kernels: ModuleType) -> Tensor:
+        flat = logits.flatten(0, 1).contiguous()
+        losses, slopes = kernels.cross_entropy(flat, targets.flatten(0, 1).contiguous(), others[0, 0])
+        ctx.save_for_backward(slopes.view(logits.shape))
+        return losses.view(logits.shape[:2])  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * gradients[0][..., None, None], None, None, None
+
+
+def mapped(stacked: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    """Call a function of a whole stack from within the mapping over its models."""
+    # PyTorch has no public name for this question, and asks it in the same words.
+    if torch._C._are_functorch_transforms_active():
+        return _Mapped.apply(stacked, *inputs)  # type: ignore[no-any-return]
+    return stacked.apply(*inputs)  # type: ignore[no-any-return]
 
 
 class _Mapped(torch.autograd.Function):
-    """A function that `torch.func.vmap` calls once, with the mapped axis in front of every tensor."""
-
-    stacked: type[torch.autograd.Function]
+    """What `torch.func.vmap` calls once for all it maps over, with the mapped axis in front of every tensor."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
@@ -105,30 +195,11 @@ class _Mapped(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         pass
 
-    @classmethod
-    def _apply_stacked(cls, info: Any, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> tuple[Tensor, int]:
-        in_front = [
-            tensor
-            if not isinstance(tensor, Tensor)
-            else tensor.expand(info.batch_size, *tensor.shape)
-            if axis is None
-            else tensor.movedim(axis, 0)
-            for tensor, axis in zip(inputs, in_dims, strict=True)
-        ]
-        return cls.stacked.apply(*in_front), 0  # type: ignore[no-any-return]
-
-
-class MappedLinear(_Mapped):
-    stacked = StackedLinear
-
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return MappedLinear._apply_stacked(info, in_dims, inputs)
+    def vmap(info: Any, in_dims: tuple[int | None, ...], stacked: Any, *inputs: Any) -> tuple[Tensor, int]:
+        def in_front(value: Any, axis: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
 
-
-class MappedConvolution(_Mapped):
-    stacked = StackedConvolution
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        return MappedConvolution._apply_stacked(info, in_dims, inputs)
+        return mapped(stacked, *map(in_front, inputs, in_dims[1:])), 0

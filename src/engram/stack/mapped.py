@@ -109,8 +109,7 @@ class Mapped:
         inputs, targets = self._batch(first, last, batch_size)
         parts = self._parts(first, last)
         for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
-            own = (inputs, targets) if part.trial is None else (inputs[part.trial], targets[part.trial])
-            losses = part.section.step(*own, self.tasks[0].classes, part.rows)
+            losses = part.section.step(inputs, targets, self.tasks[0].classes, part.rows)
             self.losses[part.places, self.slot] = losses
         self.cursor += batch_size
         self.slot += 1

@@ -8,14 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from engram.learner import DYNAMICS, Learner, read_dynamics
-from engram.masking import mask_logits
 from engram.stack.descent import factored_layers
-from engram.stack.layers import prepare
+from engram.stack.layers import cross_entropy, prepare
 from engram.stack.rows import Rows
 from engram.stack.step import Step, steps_of
 
@@ -28,7 +26,7 @@ class Section:
         self.kernels = kernels
         one = self.learners[0].model
         self.skeleton = copy.deepcopy(one).train()
-        self.tape = prepare(self.skeleton, factored_layers(one, *example), kernels)
+        self.tape = prepare(self.skeleton, factored_layers(one, *example), load_patches() if kernels else None)
         self.still = copy.deepcopy(one).eval()  # for looking only
         self.rows = Rows([learner.model for learner in self.learners])
         self.steps: dict[str, Step] = {}
@@ -46,25 +44,30 @@ class Section:
         self.steps = steps_of(self.learners, trained)
 
     def step(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], rows: slice) -> Tensor:
-        """One step of the models in `rows` on batches of their own (N, B, ...); returns their losses before it."""
+        """One step of the models in `rows`; returns their losses before it.
+
+        Batches (T, B, ...) are those of the trials that the rows are of, one after another with as many models each.
+        """
+        axes = (len(inputs), -1)  # trials, and models of a trial
         # Leaves of a graph of their own: as views of all rows they would lead the gradient back to all.
-        leaves = {name: self.rows.parameters[name][rows].detach().requires_grad_() for name in self.steps}
-        fixed = {n: theta[rows] for n, theta in self.rows.parameters.items() if n not in self.steps}
-        buffers = {name: buffer[rows] for name, buffer in self.rows.buffers.items()}
+        leaves = {n: self.rows.parameters[n][rows].detach().unflatten(0, axes).requires_grad_() for n in self.steps}
+        fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
+        buffers = {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
 
         def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             logits = functional_call(self.skeleton, (parameters, buffers), (x, y))
-            return F.cross_entropy(mask_logits(logits, classes), y)
+            return cross_entropy(logits, y, classes, self.kernels)
 
-        losses = vmap(loss, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
+        of_a_trial = vmap(loss, in_dims=(0, 0, None, None), randomness="different")
+        losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-            theta, step = leaf.detach(), self.steps[name][rows]
+            theta, step = leaf.detach().flatten(0, 1), self.steps[name][rows]
             if gradient is not None:
-                self._step_dense(theta, gradient, step)
+                self._step_dense(theta, gradient.flatten(0, 1), step)
             elif name.removesuffix(".weight") in self.tape.factors:
                 self._step_product(theta, *self.tape.factors.pop(name.removesuffix(".weight")), step)
-        return losses.detach()
+        return losses.detach().flatten()
 
     def _step_dense(self, theta: Tensor, gradient: Tensor, step: Step) -> None:
         if self.kernels is None:
@@ -74,9 +77,10 @@ class Section:
 
     def _step_product(self, theta: Tensor, entered: Tensor, delta: Tensor, step: Step) -> None:
         if self.kernels is None:
-            step.take(theta, torch.bmm(delta.mT, entered))
+            sharing = len(theta) // len(entered)
+            step.take(theta, torch.bmm(delta, entered.repeat_interleave(sharing, dim=0).mT))
         else:
-            self.kernels.step_product(theta, delta, entered, step)
+            self.kernels.step_product(theta, entered, delta, step)
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, shared: bool) -> Tensor:
@@ -109,6 +113,12 @@ class Section:
 
         states = (state_of(self.rows.parameters), state_of(self.rows.buffers))
         return vmap(one, in_dims=(0, 0, *in_dims), randomness="different")(*states, *arguments)
+
+
+def load_patches() -> ModuleType:
+    from engram.stack import patches
+
+    return patches
 
 
 class Called(nn.Module):
