@@ -143,7 +143,6 @@ class Checkpoint:
                 _load(learner.model, self._part(f"{i}.model."))
                 learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
                 learner.outcome = outcomes[key]
-            _set_random_state(self._part("random."))
             task, epoch, piece, part, num_losses, num_dynamics = self.header["place"]
             device = next(learners[0].model.parameters()).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
@@ -151,6 +150,10 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError) as reason:
             raise InputError(f"{self.path} does not belong to this run ({reason})") from reason
         return outcomes, Place(task, epoch, piece, part, losses, dynamics)
+
+    def restore_random_state(self) -> None:
+        for name, state in self._part("random.").items():
+            torch.set_rng_state(state) if name == "cpu" else torch.cuda.set_rng_state(state, int(name))
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
         found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
@@ -177,12 +180,6 @@ def _random_state() -> dict[str, Tensor]:
     if torch.cuda.is_initialized():
         state |= {f"random.{i}": tensor for i, tensor in enumerate(torch.cuda.get_rng_state_all())}
     return state
-
-
-def _set_random_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state.pop("cpu"))
-    for i, tensor in state.items():
-        torch.cuda.set_rng_state(tensor, int(i))
 
 
 @torch.no_grad()

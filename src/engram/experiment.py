@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.build import Features, build_learner, build_streams, choose_device, load_datasets, precision_of
-from engram.checkpoint import Checkpoints
+from engram.checkpoint import Checkpoint, Checkpoints
 from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.streams import Stream, move_streams
@@ -138,16 +138,10 @@ class _Experiment:
             if len(self.shares) > 1:
                 sizes = [len(share) for share in self.shares]
                 self._note(0, f"{sum(sizes)} models in {len(sizes)} stacks: {' + '.join(map(str, sizes))}")
-            for k, share in enumerate(self.shares):
+            for k in range(len(self.shares)):
                 if kept is not None and k < kept.stack:
                     continue
-                learners, batches = self._build(share)
-                place = Place()
-                if kept is not None and k == kept.stack:
-                    self.outcomes, place = kept.restore(learners, share.keys)
-                    note = f"goes on from task {place.task + 1}, epoch {place.epoch + 1}"
-                    self._note(self._share_of_whole(k, place), note)
-                self._train(k, learners, batches, place)
+                self._train(k, kept if kept is not None and k == kept.stack else None)
         return gather(self.configs, self.outcomes, self.data)
 
     def _limit(self) -> int | None:
@@ -167,8 +161,14 @@ class _Experiment:
         ]
         return learners, Batches(share.trials, streams, self.configs[0].seed, self.dtype)
 
-    def _train(self, k: int, learners: list[Learner], batches: Batches, place: Place) -> None:
-        """Take one stack from where it stands to the end of its stream."""
+    def _train(self, k: int, kept: Checkpoint | None) -> None:
+        """Take one stack to the end of its stream; from where it stood, if something was kept of it."""
+        learners, batches = self._build(self.shares[k])
+        place = Place()
+        if kept is not None:
+            self.outcomes, place = kept.restore(learners, self.shares[k].keys)
+            note = f"goes on from task {place.task + 1}, epoch {place.epoch + 1}"
+            self._note(self._share_of_whole(k, place), note)
         self.outcomes |= dict(zip(self.shares[k].keys, (learner.outcome for learner in learners), strict=True))
         program, notes = choose_program(learners, batches, self.device)
         checkpoints = self.setting.checkpoints
@@ -192,6 +192,8 @@ class _Experiment:
                 checkpoints.save(self.configs, k, self.limit, learners, self.outcomes, place)
 
         say(notes)
+        if kept is not None:
+            kept.restore_random_state()  # last, since a program may try its models out
         run_stream(program, batches, self.configs[self.shares[k].configs[0]], place, Watch(moved, learned, keep))
 
     def _share_of_whole(self, k: int, place: Place) -> float:
