@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from engram.cli_bench import bench
 from engram.cli_data import data_app
 from engram.cli_run import INTERRUPTED, run
 from engram.display import print_tables
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(bench)
 app.add_typer(data_app, name="data")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
