@@ -156,10 +156,10 @@ class Bench:
                 )
 
     def _stacks(self, workload: Workload, size: int) -> dict[str, Models]:
-        """By name. On a CPU models go one by one, so that stacks of one method would tell nothing new."""
+        """By name. On a CPU models go one by one, so that a stack of one method would tell nothing new."""
         penalties = self.plan.penalties
         stacks: dict[str, Models] = {}
-        if size == 1 or self.device.type == "cuda":
+        if size == 1 or (self.device.type == "cuda" and size == max(self.plan.sizes)):
             for head in HEADS:
                 for penalty in penalties:
                     config = workload.config(head, penalty)
