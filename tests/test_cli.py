@@ -687,7 +687,7 @@ def test_an_interrupted_run_keeps_what_was_learned_and_says_how_to_go_on(out: Pa
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         _, err = process.communicate(timeout=30)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 5, "it ends promptly"
     assert process.returncode == 130
     assert err == f"engram: stopped; `engram run --resume {out}` goes on\n"
     assert "finished" not in json.loads((out / "run.json").read_text())

@@ -67,7 +67,7 @@ KINDS = {
 def run_kind(configs: list[Config], **options: object) -> list[Result]:
     if configs[0].benchmark == "own":
         return engram.run_many(configs, stream=own_stream(), device="cpu", precision="float64", **options)
-    datasets = [few(40, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
+    datasets = [few(32, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
     return run_on(configs, datasets, Setting("cpu", "float64", **options))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -124,15 +127,32 @@ def _refuse_beside_resume(context: typer.Context) -> None:
 @contextmanager
 def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[RunDisplay]:
     """A display for the run. Who stops it is told how to go on."""
+
+    def stop(*signalled: object) -> NoReturn:
+        """At once: threads at work on a hundred models would else be waited for, and the folder is sound anyhow."""
+        console.show_cursor()
+        _say_stopped(folder)
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
+    usual = signal.getsignal(signal.SIGINT)
+    takes_over = usual is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    if takes_over:
+        signal.signal(signal.SIGINT, stop)
     try:
         with RunDisplay(configs, console) as display:
             yield display
     except KeyboardInterrupt:
-        begun = has_begun(folder)
-        print(
-            f"engram: stopped; `engram run --resume {folder}` goes on" if begun else "engram: stopped", file=sys.stderr
-        )
+        _say_stopped(folder)
         sys.exit(INTERRUPTED)
+    finally:
+        if takes_over:
+            signal.signal(signal.SIGINT, usual)
+
+
+def _say_stopped(folder: Path) -> None:
+    how = f"; `engram run --resume {shlex.quote(str(folder))}` goes on" if has_begun(folder) else ""
+    print(f"engram: stopped{how}", file=sys.stderr, flush=True)
 
 
 def _finish(results: list[Result], folder: Path, console: Console) -> None:
