@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from engram.cli_bench import bench
-from engram.cli_bench import bench
 from engram.cli_data import data_app
 from engram.cli_run import INTERRUPTED, run
 from engram.display import print_tables
@@ -28,7 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
-app.command()(bench)
 app.command()(bench)
 app.add_typer(data_app, name="data")
 
