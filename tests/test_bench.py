@@ -13,7 +13,7 @@ import torch
 from engram.bench import avalanche, floor, timing
 from engram.bench.memory import memory_of
 from engram.bench.record import memory_table, speed_table, to_markdown
-from engram.bench.run import FLOOR, MIX, PLAIN, Findings, Plan, Speed, run_bench
+from engram.bench.run import FLOOR, MIX, PLAIN, Findings, Plan, Speed, busy_notes, run_bench
 from engram.bench.timing import FEWEST_ROUNDS, ROUNDS, Contestant, Timing, measure
 from engram.bench.workload import HEADS, PENALTIES, WORKLOADS
 from engram.cli import main
@@ -150,7 +150,7 @@ def test_a_few_slow_rounds_do_not_count() -> None:
 
 
 def test_without_avalanche_a_note_says_so(found: Findings) -> None:
-    assert found.notes == ([] if avalanche.is_installed() else ["Avalanche: avalanche-lib is not installed"])
+    assert ("Avalanche: avalanche-lib is not installed" in found.notes) == (not avalanche.is_installed())
 
 
 def test_an_avalanche_that_cannot_be_imported_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +158,15 @@ def test_an_avalanche_that_cannot_be_imported_is_a_note(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "avalanche", None)
     monkeypatch.setitem(sys.modules, "avalanche.benchmarks", None)
     broken = run_bench(Plan(device="cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001))
-    assert len(broken.notes) == 1
-    assert broken.notes[0].startswith("Avalanche: avalanche-lib is installed, but cannot be imported")
+    assert broken.notes[-1].startswith("Avalanche: avalanche-lib is installed, but cannot be imported")
+
+
+def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.9, 9.0, 9.0), raising=False)
+    assert busy_notes() == []
+    monkeypatch.setattr("os.getloadavg", lambda: (3.25, 0.0, 0.0), raising=False)
+    assert "a load of 3.2 on 2 cores" in busy_notes()[0]
 
 
 # --- tables and records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ STRATEGIES = ("Naive", "EWC", "SynapticIntelligence", "MAS")
 
 def is_installed() -> bool:
     return importlib.util.find_spec("avalanche") is not None
+
+
+def version() -> dict[str, str]:
+    """By the package's name, where it is installed."""
+    return {"avalanche-lib": metadata.version("avalanche-lib")} if is_installed() else {}
 
 
 class TimedBatches:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engram.bench import avalanche
 from engram.bench.run import Findings, Plan, Speed, StackMemory
 from engram.errors import InputError
 from engram.results import versions, write_atomically
@@ -131,7 +132,7 @@ def describe(plan: Plan, command: str) -> dict[str, Any]:
         "command": command,
         "hardware": hardware(plan.device),
         "threads": torch.get_num_threads(),
-        "versions": versions(),
+        "versions": versions() | avalanche.version(),
         "plan": asdict(plan),
     }
 

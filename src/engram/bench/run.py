@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -107,6 +108,14 @@ Report = Callable[[float, str], None]  # told the share that is done, and of wha
 Models = list[tuple[Config, int]]  # settings and trial of each
 
 
+def busy_notes() -> list[str]:
+    """What is to be said where others are at work on this machine."""
+    load, num_cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if load <= num_cores / 2:
+        return []
+    return [f"The machine was busy (a load of {load:.1f} on {num_cores} cores), so that even ratios are rough"]
+
+
 def run_bench(plan: Plan, report: Report = lambda share, what: None) -> Findings:
     """Measure all that is planned, one network and size after another."""
     device = choose_device(plan.device)
@@ -128,7 +137,7 @@ class Bench:
         self.plan = plan
         self.device = device
         self.dtype = dtype
-        self.found = Findings()
+        self.found = Findings(notes=busy_notes())
         if device.type == "cuda":
             self.found.rates["copy, GB/s"] = floor.copy_bandwidth(device) / 1e9
             self.found.rates["large product, TFLOP/s"] = floor.product_rate(device, dtype) / 1e12
