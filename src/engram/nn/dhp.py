@@ -207,7 +207,7 @@ class DHPSoftmax(nn.Module):
     def _write_then_read(self, hidden: Tensor, target: Tensor) -> Tensor:
         weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
-            eta.detach().clamp_(0, 1)
+            eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
         logits, written = write_then_read(hidden, target, weight, alpha, eta, hebb)
         with torch.no_grad():
             hebb.copy_(written)

@@ -83,9 +83,7 @@ def reason_against_mapping(
     twins = [copy.deepcopy(learner.model) for learner in (group[0], group[-1])]
     expected = [copy.deepcopy(twin) for twin in twins]
     try:
-        section = Section(
-            [Learner(group[0].config, 0, twin, NoPenalty(twin)) for twin in twins], example, kernels
-        )
+        section = Section([Learner(group[0].config, 0, twin, NoPenalty(twin)) for twin in twins], kernels)
         section.begin_task()
         logits = section.logits(example[0], shared=True)
         before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}

@@ -37,7 +37,9 @@ def consolidate_section(section: Section, tasks: dict[int, Task], dtype: torch.d
             for row in rows:
                 finite[row] = _consolidate_alone(section, row, tasks, dtype)
             continue
-        finite[rows] = torch.stack([omega.isfinite().reshape(len(rows), -1).all(dim=1) for omega in importances.values()]).all(dim=0)
+        finite[rows] = torch.stack(
+            [omega.isfinite().reshape(len(rows), -1).all(dim=1) for omega in importances.values()]
+        ).all(dim=0)
         for place, row in enumerate(rows):
             section.learners[row].penalty.remember({name: omega[place] for name, omega in importances.items()})
     return finite
@@ -59,7 +61,8 @@ def _importances(
     index = torch.tensor(rows, device=section.device)
     numbers = {name: value for name, value in vars(one).items() if isinstance(value, float)}
     settings = {
-        name: torch.tensor([getattr(p, name) for p in penalties], dtype=dtype, device=section.device) for name in numbers
+        name: torch.tensor([getattr(p, name) for p in penalties], dtype=dtype, device=section.device)
+        for name in numbers
     }
     states = {
         group: {name: torch.stack([getattr(p, group)[name] for p in penalties]) for name in getattr(one, group)}
@@ -104,7 +107,9 @@ def _examples(task: Task, samples_at_once: int, dtype: torch.dtype) -> list[Tens
 def _consolidate_alone(section: Section, row: int, tasks: dict[int, Task], dtype: torch.dtype) -> bool:
     learner, task = section.learners[row], tasks[section.learners[row].trial]
     try:
-        learner.penalty.consolidate(batches_of(task.train, 500, permutation=task.permutation, dtype=dtype), task.classes)
+        learner.penalty.consolidate(
+            batches_of(task.train, 500, permutation=task.permutation, dtype=dtype), task.classes
+        )
     except NotFiniteError:
         return False
     return True

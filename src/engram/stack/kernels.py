@@ -31,9 +31,7 @@ def _pull(t, g, a, s, held, rate, proximal):
 
 
 @triton.jit
-def _step_dense(
-    theta, gradient, gain, shift, path, held_of, followed_of, rate_of, proximal_of, size, BLOCK: tl.constexpr
-):
+def _step(theta, gradient, gain, shift, path, held_of, followed_of, rate_of, proximal_of, size, BLOCK: tl.constexpr):
     model = tl.program_id(1).to(tl.int64)
     held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -49,66 +47,13 @@ def _step_dense(
     tl.store(theta + model * size + place, new, mask=inside)
 
 
-@triton.jit
-def _step_product(
-    theta, delta, entered, gain, shift, path, held_of, followed_of, rate_of, proximal_of, OUT, IN, BATCH, SHARING,
-    BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    model = tl.program_id(1).to(tl.int64)
-    held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
-    tiles = tl.cdiv(IN, BLOCK_IN)
-    o = (tl.program_id(0) // tiles) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    i = (tl.program_id(0) % tiles) * BLOCK_IN + tl.arange(0, BLOCK_IN)
-    place = o[:, None] * IN + i[None, :]
-    inside = (o < OUT)[:, None] & (i < IN)[None, :]
-    # The weights are asked for before the product, which then hides how long they take to come.
-    t = tl.load(theta + model * OUT * IN + place, mask=inside)
-    a = tl.load(gain + held * OUT * IN + place, mask=inside & (held >= 0))
-    s = tl.load(shift + held * OUT * IN + place, mask=inside & (held >= 0))
-    g = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
-    for first in range(0, BATCH, BLOCK_BATCH):
-        b = first + tl.arange(0, BLOCK_BATCH)
-        d = tl.load(
-            delta + (model * OUT + o[:, None]) * BATCH + b[None, :],
-            mask=(o < OUT)[:, None] & (b < BATCH)[None, :],
-            other=0.0,
-        )
-        x = tl.load(
-            entered + ((model // SHARING) * IN + i[:, None]) * BATCH + b[None, :],
-            mask=(i < IN)[:, None] & (b < BATCH)[None, :],
-            other=0.0,
-        )
-        g = tl.dot(d, tl.trans(x), g, input_precision=PRECISION)
-    new = _pull(t, g, a, s, held, tl.load(rate_of + model), tl.load(proximal_of + model))
-    if followed >= 0:
-        where = path + followed * OUT * IN + place
-        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
-    tl.store(theta + model * OUT * IN + place, new, mask=inside)
-
-
-def step_dense(theta: Tensor, gradient: Tensor, step: Step) -> None:
+def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
     """θ after a step along a gradient (N, *shape), for all models of a stack."""
     size = theta[0].numel()
     block = min(1024, triton.next_power_of_2(size))
-    _step_dense[(triton.cdiv(size, block), len(theta))](
+    _step[(triton.cdiv(size, block), len(theta))](
         theta, gradient.contiguous(), step.gain, step.shift, step.path, step.held, step.followed, step.rate,
         step.proximal, size, BLOCK=block,
-    )  # fmt: skip
-
-
-def step_product(theta: Tensor, entered: Tensor, delta: Tensor, step: Step) -> None:
-    """The same along g = delta enteredᵀ, from (N, out, B) and (T, in, B): it is made tile by tile, and never kept.
-
-    N / T models in a row share what entered.
-    """
-    num_models, outputs, inputs = theta.shape
-    batch = entered.shape[-1]
-    tile = {"BLOCK_OUT": 64, "BLOCK_IN": 64, "BLOCK_BATCH": max(16, min(64, triton.next_power_of_2(batch)))}
-    grid = (triton.cdiv(outputs, tile["BLOCK_OUT"]) * triton.cdiv(inputs, tile["BLOCK_IN"]), num_models)
-    _step_product[grid](
-        theta, delta.contiguous(), entered.contiguous(), step.gain, step.shift, step.path, step.held, step.followed,
-        step.rate, step.proximal, outputs, inputs, batch, num_models // len(entered), PRECISION=_precision(),
-        num_stages=1, **tile,
     )  # fmt: skip
 
 
@@ -148,3 +93,178 @@ def cross_entropy(logits: Tensor, targets: Tensor, others: Tensor) -> tuple[Tens
         BLOCK_BATCH=min(64, triton.next_power_of_2(batch)), BLOCK_CLASSES=max(2, triton.next_power_of_2(classes)),
     )  # fmt: skip
     return losses, slopes
+
+
+# --- a linear layer's bias and LeakyReLU ------------------------------------------------------------------------
+
+
+@triton.jit
+def _activate(out, bias, slope, UNITS, BATCH, BLOCK: tl.constexpr):
+    model = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < UNITS * BATCH
+    b = tl.load(bias + model * UNITS + place // BATCH, mask=inside)
+    where = out + model * UNITS * BATCH + place
+    value = tl.load(where, mask=inside) + b
+    tl.store(where, tl.where(value > 0, value, slope * value), mask=inside)
+
+
+@triton.jit
+def _pass_back(
+    gradient, out, delta, by_bias, slope, UNITS, BATCH, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
+    BLOCK_UNIT: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+):  # fmt: skip
+    model = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
+    total = tl.zeros((BLOCK_UNIT,), dtype=tl.float32)
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        inside = (unit < UNITS)[:, None] & (b < BATCH)[None, :]
+        source = gradient + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
+        g = tl.load(source, mask=inside, other=0.0)
+        place = (model * UNITS + unit[:, None]) * BATCH + b[None, :]
+        d = tl.where(tl.load(out + place, mask=inside, other=0.0) > 0, g, slope * g)
+        tl.store(delta + place, d, mask=inside)
+        total += tl.sum(d, axis=1)
+    tl.store(by_bias + model * UNITS + unit, total, mask=unit < UNITS)
+
+
+def activate(out: Tensor, bias: Tensor, slope: float) -> None:
+    """LeakyReLU(out + bias), in place, for out (N, units, B) and bias (N, units)."""
+    num_models, units, batch = out.shape
+    block = min(1024, triton.next_power_of_2(units * batch))
+    _activate[(triton.cdiv(units * batch, block), num_models)](out, bias, slope, units, batch, BLOCK=block)
+
+
+def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+    """From the gradient by what came out (N, B, units), in any layout, that by what went in (N, units, B) and the bias."""
+    num_models, units, batch = out.shape
+    delta, by_bias = torch.empty_like(out), out.new_empty(num_models, units)
+    tile = {"BLOCK_UNIT": 32, "BLOCK_BATCH": min(64, triton.next_power_of_2(batch))}
+    _pass_back[(triton.cdiv(units, 32), num_models)](
+        gradient, out, delta, by_bias, slope, units, batch, *gradient.stride(), **tile
+    )
+    return delta, by_bias
+
+
+# --- the plastic head -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _write_trace(
+    hidden, targets, weight, alpha, eta_of, hebb, in_force, surprise, UNITS, CLASSES, BATCH,
+    MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE, UNIT_RANGE: tl.constexpr,
+    BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    model = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
+    c = tl.arange(0, BLOCK_CLASS)
+    total = tl.zeros((BLOCK_UNIT, BLOCK_CLASS), dtype=tl.float32)
+    count = tl.zeros((BLOCK_CLASS,), dtype=tl.float32)
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        source = hidden + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
+        h = tl.load(source, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :], other=0.0)
+        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=-1)
+        member = tl.where(y[:, None] == c[None, :], 1.0, 0.0)  # (B, C)
+        total = tl.dot(h, member, total, input_precision=PRECISION)
+        count += tl.sum(member, axis=0)
+    eta = tl.load(eta_of + model)
+    if UNIT_RANGE:
+        eta = tl.minimum(tl.maximum(eta, 0.0), 1.0)
+        tl.store(eta_of + model, eta)
+    place = (model * CLASSES + c[None, :]) * UNITS + unit[:, None]
+    inside = (unit < UNITS)[:, None] & (c < CLASSES)[None, :]
+    trace = tl.load(hebb + place, mask=inside, other=0.0)
+    change = tl.where(count[None, :] > 0, total / tl.maximum(count, 1.0)[None, :] - trace, 0.0)
+    trace += eta * change
+    tl.store(hebb + place, trace, mask=inside)
+    tl.store(surprise + place, change, mask=inside)
+    slow = tl.load(weight + place, mask=inside, other=0.0)
+    tl.store(in_force + place, slow + tl.load(alpha + place, mask=inside, other=0.0) * trace, mask=inside)
+
+
+@triton.jit
+def _read_back(
+    delta, hidden, targets, alpha, eta_of, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
+    UNITS, CLASSES, BATCH, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
+    BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    model = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
+    c = tl.arange(0, BLOCK_CLASS)
+    slope = tl.zeros((BLOCK_UNIT, BLOCK_CLASS), dtype=tl.float32)  # D of `PlasticSoftmax`, turned
+    count = tl.zeros((BLOCK_CLASS,), dtype=tl.float32)
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        source = hidden + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
+        h = tl.load(source, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :], other=0.0)
+        where = delta + (model * BATCH + b[:, None]) * CLASSES + c[None, :]
+        d = tl.load(where, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :], other=0.0)
+        slope = tl.dot(h, d, slope, input_precision=PRECISION)
+        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=-1)
+        count += tl.sum(tl.where(y[:, None] == c[None, :], 1.0, 0.0), axis=0)
+    place = (model * CLASSES + c[None, :]) * UNITS + unit[:, None]
+    inside = (unit < UNITS)[:, None] & (c < CLASSES)[None, :]
+    fast = slope * tl.load(alpha + place, mask=inside, other=0.0)
+    tl.store(by_weight + place, slope, mask=inside)
+    tl.store(by_alpha + place, slope * tl.load(hebb + place, mask=inside, other=0.0), mask=inside)
+    felt = tl.sum(fast * tl.load(surprise + place, mask=inside, other=0.0))
+    tl.store(by_eta + model * tl.num_programs(0) + tl.program_id(0), felt)
+    force = tl.load(in_force + place, mask=inside, other=0.0)
+    fast = tl.load(eta_of + model) * fast / tl.maximum(count, 1.0)[None, :]
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        where = delta + (model * BATCH + b[:, None]) * CLASSES + c[None, :]
+        d = tl.load(where, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :], other=0.0)
+        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=-1)
+        member = tl.where(y[:, None] == c[None, :], 1.0, 0.0)
+        result = tl.dot(force, tl.trans(d), input_precision=PRECISION)
+        result = tl.dot(fast, tl.trans(member), result, input_precision=PRECISION)
+        where = by_hidden + (model * UNITS + unit[:, None]) * BATCH + b[None, :]
+        tl.store(where, result, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :])
+
+
+def _head_tile(classes: int, batch: int) -> dict[str, int]:
+    return {
+        "BLOCK_UNIT": 32,
+        "BLOCK_CLASS": max(16, triton.next_power_of_2(classes)),
+        "BLOCK_BATCH": max(16, min(64, triton.next_power_of_2(batch))),
+    }
+
+
+def write_trace(
+    hidden: Tensor, targets: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, bounded: bool
+) -> tuple[Tensor, Tensor]:
+    """Eq. 3 for hidden activations (N, B, m) in any layout; η and the trace change in place.
+
+    Returns the weight in force and the surprise h̃ − Hebb, both (N, C, m).
+    """
+    num_models, classes, units = weight.shape
+    batch = hidden.shape[1]
+    in_force, surprise = torch.empty_like(weight), torch.empty_like(weight)
+    tile = _head_tile(classes, batch)
+    _write_trace[(triton.cdiv(units, tile["BLOCK_UNIT"]), num_models)](
+        hidden, targets, weight, alpha, eta, hebb, in_force, surprise, units, classes, batch, *hidden.stride(),
+        UNIT_RANGE=bounded, PRECISION=_precision(), **tile,
+    )  # fmt: skip
+    return in_force, surprise
+
+
+def read_back(
+    delta: Tensor, hidden: Tensor, targets: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, in_force: Tensor,
+    surprise: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The derivatives by θ, α (N, C, m), η (N,) and h (N, m, B), of `PlasticSoftmax`."""
+    num_models, classes, units = alpha.shape
+    batch = hidden.shape[1]
+    by_weight, by_alpha = torch.empty_like(alpha), torch.empty_like(alpha)
+    by_hidden = alpha.new_empty(num_models, units, batch)
+    tile = _head_tile(classes, batch)
+    blocks = triton.cdiv(units, tile["BLOCK_UNIT"])
+    by_eta = alpha.new_empty(num_models, blocks)
+    _read_back[(blocks, num_models)](
+        delta, hidden, targets, alpha, eta, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
+        units, classes, batch, *hidden.stride(), PRECISION=_precision(), **tile,
+    )  # fmt: skip
+    return by_weight, by_alpha, by_eta.sum(dim=1), by_hidden

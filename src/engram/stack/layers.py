@@ -8,6 +8,7 @@ the same for all M: there one wide product serves them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -16,46 +17,66 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.masking import mask_logits, masked_classes
+from engram.nn.dhp import DHPSoftmax
+
+LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
 
 
-class Tape:
-    """What entered each factored layer in the last step, and the loss's gradient by what came out of it.
-
-    As (T, in, B) or (N, in, B), and (N, out, B): with the samples last, as products by tensor cores want them.
-    """
-
-    def __init__(self) -> None:
-        self.factors: dict[str, tuple[Tensor, Tensor]] = {}
-
-
-def prepare(model: nn.Module, factored: Sequence[str], patches: ModuleType | None) -> Tape:
+def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None) -> None:
     """Make a model's layers ready to be mapped over a stack; only for mapping, from then on."""
-    tape = Tape()
-    for name in factored:
-        layer = model.get_submodule(name)
-        layer.forward = _linear_of(layer, tape, name)  # type: ignore[method-assign, assignment]
-    if patches is not None:
-        for container in model.modules():
-            if type(container).forward is nn.Sequential.forward:
-                _fuse_convolutions(list(container.children()), patches)
-    return tape
+    if kernels is None or patches is None:
+        return
+    for module in model.modules():
+        if type(module).forward is nn.Sequential.forward:
+            children = list(module.children())
+            _fuse_linear_layers(children, kernels)
+            _fuse_convolutions(children, patches)
+        if type(module).forward is DHPSoftmax.forward:
+            assert isinstance(module, DHPSoftmax)
+            if module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
+                module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
 
 
-def _linear_of(layer: nn.Module, tape: Tape, name: str) -> Callable[[Tensor], Tensor]:
-    return lambda entered: mapped(StackedLinear, entered, layer.weight, layer.bias, tape, name)
+def _fuse_linear_layers(layers: Sequence[nn.Module], kernels: ModuleType) -> None:
+    """A linear layer and its LeakyReLU become one: the first does it all, the second passes it on."""
+    for linear, activation in pairwise(layers):
+        if type(linear) is nn.Linear and linear.bias is not None and type(activation) is nn.LeakyReLU:
+            linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign]
+            activation.forward = _pass_on  # type: ignore[method-assign]
 
 
 def _fuse_convolutions(layers: Sequence[nn.Module], patches: ModuleType) -> None:
-    """A convolution, its LeakyReLU and 2×2 max-pooling become one: the first does it all, the others pass it on."""
+    """A convolution, its LeakyReLU and 2×2 max-pooling become one."""
     for convolution, activation, pooling in zip(layers, layers[1:], layers[2:], strict=False):
-        if _is_plain(convolution) and isinstance(activation, nn.LeakyReLU) and _halves(pooling):
+        if _is_plain(convolution) and type(activation) is nn.LeakyReLU and _halves(pooling):
             assert isinstance(convolution, nn.Conv2d)
-            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign, assignment]
-            activation.forward = pooling.forward = lambda entered: entered  # type: ignore[method-assign, assignment]
+            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign]
+            activation.forward = pooling.forward = _pass_on  # type: ignore[method-assign]
+
+
+def _pass_on(entered: Tensor) -> Tensor:
+    return entered
+
+
+def _linear_of(layer: nn.Linear, slope: float, kernels: ModuleType) -> Callable[[Tensor], Tensor]:
+    def forward(entered: Tensor) -> Tensor:
+        if entered.ndim != 2:
+            return F.leaky_relu(F.linear(entered, layer.weight, layer.bias), slope)
+        return mapped(StackedLinear, entered, layer.weight, layer.bias, slope, kernels)
+
+    return forward
 
 
 def _block_of(layer: nn.Conv2d, slope: float, patches: ModuleType) -> Callable[[Tensor], Tensor]:
     return lambda entered: mapped(StackedBlock, entered, layer.weight, layer.bias, slope, patches)
+
+
+def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
+    def forward(hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        bounded = head.eta_range == "unit"
+        return mapped(StackedPlastic, hidden, target, head.weight, head.alpha, head.eta, head.hebb, bounded, kernels)
+
+    return forward
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -90,32 +111,65 @@ def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kerne
 
 
 class StackedLinear(torch.autograd.Function):
-    """y = x θᵀ + b for every model of a stack; θ's gradient stays on the tape as its factors."""
+    """LeakyReLU(x θᵀ + b) for every model of a stack: x (T, M, B, in) and θ (T, M, out, in).
+
+    Inside, the samples are the last axis, as products by tensor cores want them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor | None, tape: Tape, name: str) -> Tensor:
+    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
         trials, models, outputs, inputs = weight.shape
         # (T, in, B) where all models of a trial get the same, else (N, in, B)
         turned = entered[:, 0].mT if entered.stride(1) == 0 else entered.flatten(0, 1).mT
-        theta = weight.reshape(len(turned), -1, inputs)
-        if bias is None:
-            out = torch.bmm(theta, turned)
-        else:
-            out = torch.baddbmm(bias.reshape(len(turned), -1, 1), theta, turned)
-        ctx.save_for_backward(turned, weight)
-        ctx.tape, ctx.name, ctx.has_bias = tape, name, bias is not None
-        return out.view(trials, models, outputs, -1).mT
+        out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
+        kernels.activate(out, bias, slope)
+        ctx.save_for_backward(turned, weight, out)
+        ctx.slope, ctx.kernels = slope, kernels
+        return out.unflatten(0, (trials, models)).mT
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        turned, weight = ctx.saved_tensors
-        trials, models = weight.shape[:2]
-        delta = gradients[0].mT.contiguous()  # (T, M, out, B)
-        ctx.tape.factors[ctx.name] = (turned, delta.flatten(0, 1))
+        turned, weight, out = ctx.saved_tensors
+        axes = weight.shape[:2]
+        delta, by_bias = ctx.kernels.pass_back(gradients[0].flatten(0, 1), out, ctx.slope)  # (N, out, B)
         by_entered = None
         if ctx.needs_input_grad[0]:
-            by_entered = torch.bmm(weight.flatten(0, 1).mT, delta.flatten(0, 1)).unflatten(0, (trials, models)).mT
-        return by_entered, None, delta.sum(dim=-1) if ctx.has_bias else None, None, None
+            by_entered = torch.bmm(weight.flatten(0, 1).mT, delta).unflatten(0, axes).mT
+        by_weight = torch.bmm(delta.view(len(turned), -1, delta.shape[-1]), turned.mT)
+        return by_entered, by_weight.view(weight.shape), by_bias.unflatten(0, axes), None, None
+
+
+class StackedPlastic(torch.autograd.Function):
+    """`PlasticSoftmax` for every model of a stack, in few passes; η and the trace change in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        alpha: Tensor,
+        eta: Tensor,
+        hebb: Tensor,
+        bounded: bool,
+        kernels: ModuleType,
+    ) -> Tensor:
+        axes = weight.shape[:2]
+        hidden, targets = hidden.flatten(0, 1), target.flatten(0, 1).contiguous()
+        weight, alpha, eta, hebb = (tensor.flatten(0, 1) for tensor in (weight, alpha, eta, hebb))
+        in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, eta, hebb, bounded)
+        ctx.save_for_backward(hidden, targets, alpha, eta, hebb, in_force, surprise)
+        ctx.axes, ctx.kernels = axes, kernels
+        return torch.bmm(hidden, in_force.mT).unflatten(0, axes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        delta = gradients[0].flatten(0, 1).contiguous()
+        by_weight, by_alpha, by_eta, by_hidden = ctx.kernels.read_back(delta, *ctx.saved_tensors)
+        by_hidden, by_weight, by_alpha, by_eta = (
+            tensor.unflatten(0, ctx.axes) for tensor in (by_hidden.mT, by_weight, by_alpha, by_eta)
+        )
+        return by_hidden, None, by_weight, by_alpha, by_eta, None, None, None
 
 
 class StackedBlock(torch.autograd.Function):
@@ -125,9 +179,7 @@ class StackedBlock(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType
-    ) -> Tensor:
+    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType) -> Tensor:
         trials, models, channels = weight.shape[:3]
         kernel = (weight.shape[-2], weight.shape[-1])
         images = (entered[:, 0] if entered.stride(1) == 0 else entered.flatten(0, 1)).contiguous()  # of T or of N

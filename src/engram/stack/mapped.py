@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
-from engram.learner import DYNAMICS, Learner
+from engram.learner import Learner
 from engram.masking import mask_logits
 from engram.stack.consolidation import consolidate_section
 from engram.stack.memory import fitting
@@ -44,8 +43,7 @@ class Mapped:
         self.place = {trial: place for place, trial in enumerate(batches.trials)}
         self.learners = [learner for group in groups for learner in group]
         first = batches.tasks(0)[0].train[slice(2)]
-        example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
-        self.sections = [Section(group, example, kernels) for group in groups]
+        self.sections = [Section(group, kernels) for group in groups]
         self.device = first.inputs.device
         self.captures = self.device.type == "cuda" and kernels is not None
         self.branches = [torch.cuda.Stream() for _ in self.sections[1:]] if self.captures else []
@@ -198,7 +196,7 @@ class Mapped:
 
 
 def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`read_inputs` for several trials: rows `chosen` (T, B), each trial's pixels in an order of its own (T, pixels)."""
+    """`read_inputs` for several trials: rows `chosen` (T, B), the pixels in an order of each trial's own (T, pixels)."""
     if permutations is None:
         return read_inputs(inputs[chosen], dtype=dtype)
     pixels = inputs.flatten(1)[chosen[:, :, None], permutations[:, None, :]]

@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from engram.learner import DYNAMICS, Learner, read_dynamics
-from engram.stack.descent import factored_layers
 from engram.stack.layers import cross_entropy, prepare
 from engram.stack.rows import Rows
-from engram.stack.step import Step, steps_of
+from engram.stack.step import Step, steps_of, take_step
 
 
 class Section:
     """Learners whose models are alike. Everything has their axis in front: parameters, batches, losses."""
 
-    def __init__(self, learners: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None):
+    def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None):
         self.learners = list(learners)
         self.kernels = kernels
         one = self.learners[0].model
         self.skeleton = copy.deepcopy(one).train()
-        self.tape = prepare(self.skeleton, factored_layers(one, *example), load_patches() if kernels else None)
+        prepare(self.skeleton, kernels, load_patches() if kernels else None)
         self.still = copy.deepcopy(one).eval()  # for looking only
         self.rows = Rows([learner.model for learner in self.learners])
+        self.take_step = take_step if kernels is None else kernels.take_step
         self.steps: dict[str, Step] = {}
 
     def __len__(self) -> int:
@@ -62,25 +62,9 @@ class Section:
         losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-            theta, step = leaf.detach().flatten(0, 1), self.steps[name][rows]
             if gradient is not None:
-                self._step_dense(theta, gradient.flatten(0, 1), step)
-            elif name.removesuffix(".weight") in self.tape.factors:
-                self._step_product(theta, *self.tape.factors.pop(name.removesuffix(".weight")), step)
+                self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
         return losses.detach().flatten()
-
-    def _step_dense(self, theta: Tensor, gradient: Tensor, step: Step) -> None:
-        if self.kernels is None:
-            step.take(theta, gradient)
-        else:
-            self.kernels.step_dense(theta, gradient, step)
-
-    def _step_product(self, theta: Tensor, entered: Tensor, delta: Tensor, step: Step) -> None:
-        if self.kernels is None:
-            sharing = len(theta) // len(entered)
-            step.take(theta, torch.bmm(delta, entered.repeat_interleave(sharing, dim=0).mT))
-        else:
-            self.kernels.step_product(theta, entered, delta, step)
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, shared: bool) -> Tensor:

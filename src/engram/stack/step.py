@@ -38,20 +38,21 @@ class Step:
             followed=self.followed[rows],
         )
 
-    @torch.no_grad()
-    def take(self, theta: Tensor, gradient: Tensor) -> None:
-        """Take it, model after model, in plain PyTorch: where there are no kernels for it."""
-        for row, (held, followed) in enumerate(zip(self.held.tolist(), self.followed.tolist(), strict=True)):
-            t, g, rate = theta[row], gradient[row], self.rate[row]
-            before = t.clone()
-            if held < 0:
-                t.sub_(rate * g)
-            elif self.proximal[row]:
-                t.copy_(self.shift[held] + self.gain[held] * (t - rate * g))
-            else:
-                t.copy_(self.shift[held] + self.gain[held] * t - rate * g)
-            if followed >= 0:
-                self.path[followed].sub_(g * (t - before))
+
+@torch.no_grad()
+def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
+    """Take it along a gradient (N, *shape), model after model, in plain PyTorch: where there are no kernels for it."""
+    for row, (held, followed) in enumerate(zip(step.held.tolist(), step.followed.tolist(), strict=True)):
+        t, g, rate = theta[row], gradient[row], step.rate[row]
+        before = t.clone()
+        if held < 0:
+            t.sub_(rate * g)
+        elif step.proximal[row]:
+            t.copy_(step.shift[held] + step.gain[held] * (t - rate * g))
+        else:
+            t.copy_(step.shift[held] + step.gain[held] * t - rate * g)
+        if followed >= 0:
+            step.path[followed].sub_(g * (t - before))
 
 
 def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict[str, Step]:
