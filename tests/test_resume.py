@@ -193,6 +193,18 @@ def test_a_run_goes_on_in_a_later_stack(tmp_path: Path, whole: Path) -> None:
     assert shares == sorted(shares)
 
 
+def test_a_run_is_divided_as_it_was_though_memory_has_changed(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in (2, 8):  # models that fit into memory, before and after
+        monkeypatch.setattr("engram.experiment.largest_stack", lambda *given, limit=limit: limit)
+        if limit == 2:
+            stopped_at(tmp_path / "run", lambda task, epoch, piece: (task, epoch, piece) == (1, 1, 0))
+    go_on(tmp_path / "run")
+    assert_same(tmp_path / "run", whole)
+    assert (tmp_path / "run" / "log.txt").read_text().count("8 models in 4 stacks: 2 + 2 + 2 + 2") == 2
+
+
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Path) -> None:
     def stop(progress: Progress) -> None:
         raise Stop
