@@ -132,7 +132,7 @@ def describe(plan: Plan, command: str) -> dict[str, Any]:
         "command": command,
         "hardware": hardware(plan.device),
         "threads": torch.get_num_threads(),
-        "versions": versions() | avalanche.version(),
+        "versions": versions() | {"platform": platform.system()} | avalanche.version(),
         "plan": asdict(plan),
     }
 
