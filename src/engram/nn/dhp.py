@@ -143,7 +143,7 @@ class DHPSoftmax(nn.Module):
         >>> logits = head.eval()(torch.rand(64, 512))
     """
 
-    plastic_parameters = (
+    plastic_parameters: tuple[str, ...] = (
         "alpha",
         "eta",
     )  # what consolidation leaves free: it protects slow weights only (Eq. 4)

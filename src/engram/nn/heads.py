@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.nn.dhp import DHPSoftmax
+
 
 class PlainSoftmax(nn.Linear):
     """The ordinary softmax layer, without bias:  z = θ h."""
@@ -23,25 +25,37 @@ class PlainSoftmax(nn.Linear):
         return {"weight": torch.ones_like(self.weight)}
 
 
-class MatchedSoftmax(nn.Module):
+class MatchedSoftmax(DHPSoftmax):
     """The paper's baseline, as large as the plastic layer by an extra set of slow weights:  z = (θ + θ′) h.
 
-    Both sets learn, so the layer's effective learning rate is twice that of a plain one.
+    Both sets learn, so the layer's effective learning rate is twice that of a plain one. It is the plastic layer with
+    a trace of ones that is never written (η = 0): so the two have tensors of the same shapes, and a stack of models
+    trains them as one.
     """
 
+    plastic_parameters = ()  # θ′ is as slow as θ
+
     def __init__(self, in_features: int, out_features: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.extra = nn.Parameter(torch.empty(out_features, in_features))
-        self.reset_parameters()
+        super().__init__(in_features, out_features, eta=0)
+        self.eta.requires_grad_(False)
 
     def reset_parameters(self) -> None:
         for parameter in (self.weight, self.extra):
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+        nn.init.zeros_(self.eta)
+        nn.init.ones_(self.hebb)
+
+    @property
+    def extra(self) -> nn.Parameter:
+        """θ′, in the place of the plastic layer's α."""
+        return self.alpha
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         return F.linear(hidden, self.weight + self.extra)
 
-    def weight_slopes(self) -> dict[str, Tensor]:
-        """Derivative of the weight in force by each parameter of its shape."""
-        return {"weight": torch.ones_like(self.weight), "extra": torch.ones_like(self.extra)}
+    def dynamics(self) -> dict[str, Tensor]:
+        """It has none."""
+        return {}
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"

@@ -22,8 +22,6 @@ from engram.stack.one_by_one import OneByOne
 from engram.stack.program import Batches, Program, SideBySide
 from engram.stack.section import Section
 
-# What the modules of two configs may differ in: values of parameters, but not their names, shapes or use.
-ARCHITECTURE = ("network", "hidden", "leaky_slope", "plastic", "alpha", "eta_range", "baseline_head")
 SHARE_OF_MEMORY = 0.8  # that a stack may take of what is free
 
 
@@ -57,9 +55,15 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
     """Learners whose models and penalties can be called as one."""
     groups: dict[tuple, list[Learner]] = {}
     for learner in learners:
-        key = (*(getattr(learner.config, name) for name in ARCHITECTURE), own_method(learner.penalty))
-        groups.setdefault(key, []).append(learner)
+        groups.setdefault((*_architecture(learner.config), own_method(learner.penalty)), []).append(learner)
     return list(groups.values())
+
+
+def _architecture(config: Config) -> tuple:
+    """What models must have in common; a matched head has the shapes of a plastic one."""
+    plain = not config.plastic and config.baseline_head == "plain"
+    head = "plain" if plain else config.alpha if config.plastic else "synapse"
+    return (config.network, config.hidden, config.leaky_slope, head, config.eta_range)
 
 
 def load_kernels(dtype: torch.dtype) -> ModuleType | None:
@@ -77,13 +81,14 @@ def reason_against_mapping(
     group: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None
 ) -> str | None:
     """Why models cannot be trained as one, found out on copies; None if they can."""
-    own = own_method(group[0].penalty)
-    if own is not None:
-        return f"{type(group[0].penalty).__name__} has a `{own}` of its own"
-    twins = [copy.deepcopy(learner.model) for learner in (group[0], group[-1])]
-    expected = [copy.deepcopy(twin) for twin in twins]
+    method = own_method(group[0].penalty)
+    if method is not None:
+        return f"{type(group[0].penalty).__name__} has a `{method}` of its own"
+    pair = (group[0], group[-1])
+    expected, twins = ([copy.deepcopy(learner.model) for learner in pair] for _ in range(2))
     try:
-        section = Section([Learner(group[0].config, 0, twin, NoPenalty(twin)) for twin in twins], kernels)
+        copies = [Learner(own.config, 0, twin, NoPenalty(twin)) for own, twin in zip(pair, twins, strict=True)]
+        section = Section(copies, kernels)
         section.begin_task()
         logits = section.logits(example[0], shared=True)
         before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}

@@ -14,6 +14,42 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _gather(
+    store, labels, order, cursor, permutation, inputs, targets, PIXELS, BATCH, LONGEST,
+    PERMUTED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    sample, trial = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < PIXELS
+    row = tl.load(order + trial * LONGEST + tl.load(cursor) + sample)
+    source = tl.load(permutation + trial * PIXELS + pixel, mask=inside, other=0) if PERMUTED else pixel
+    value = tl.load(store + row * PIXELS + source, mask=inside, other=0).to(tl.float32)
+    if SCALED:
+        value = tl.div_rn(value, 255.0)
+    tl.store(inputs + (trial * BATCH + sample) * PIXELS + pixel, value, mask=inside)
+    tl.store(targets + trial * BATCH + sample, tl.load(labels + row), mask=tl.program_id(0) == 0)
+
+
+def gather(
+    store: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, permutations: Tensor | None, batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """The next batch of every trial: rows order[:, cursor : cursor + B] of a store of samples that all share."""
+    num_trials, longest = order.shape
+    pixels = store[0].numel()
+    inputs = torch.empty(num_trials, batch_size, *store.shape[1:], dtype=torch.float32, device=store.device)
+    targets = torch.empty(num_trials, batch_size, dtype=torch.int64, device=store.device)
+    block = min(1024, triton.next_power_of_2(pixels))
+    _gather[(triton.cdiv(pixels, block), batch_size, num_trials)](
+        store, labels, order, cursor, order if permutations is None else permutations, inputs, targets, pixels,
+        batch_size, longest, PERMUTED=permutations is not None, SCALED=store.dtype == torch.uint8, BLOCK=block,
+    )  # fmt: skip
+    return inputs, targets
+
+
 # --- steps ------------------------------------------------------------------------------------------------------
 
 
@@ -21,7 +57,7 @@ def _precision() -> str:
 def _pull(t, g, a, s, held, rate, proximal):
     """θ after a step: gain (θ − lr g) + shift, or gain θ + shift − lr g, or without a penalty θ − lr g."""
     if held >= 0:
-        if proximal != 0:
+        if proximal != 0:  # noqa: SIM108 - Triton has no such expression
             new = s + a * (t - rate * g)
         else:
             new = s + a * t - rate * g
@@ -62,8 +98,9 @@ def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
 
 @triton.jit
 def _cross_entropy(
-    logits, targets, others, losses, slopes, BATCH, CLASSES, BLOCK_BATCH: tl.constexpr, BLOCK_CLASSES: tl.constexpr
-):
+    logits, targets, others, losses, slopes, BATCH, CLASSES, SHARING,
+    BLOCK_BATCH: tl.constexpr, BLOCK_CLASSES: tl.constexpr,
+):  # fmt: skip
     model = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK_CLASSES)
     taking_part = (c < CLASSES) & (tl.load(others + c, mask=c < CLASSES, other=1) == 0)
@@ -73,7 +110,7 @@ def _cross_entropy(
         place = (model * BATCH + b[:, None]) * CLASSES + c[None, :]
         z = tl.load(logits + place, mask=(b < BATCH)[:, None] & taking_part[None, :], other=float("-inf"))
         z = tl.where((b < BATCH)[:, None], z, 0.0)
-        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=0)
+        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=0)
         z = z - tl.max(z, axis=1)[:, None]
         e = tl.exp(z)
         all_of_it = tl.sum(e, axis=1)
@@ -85,11 +122,14 @@ def _cross_entropy(
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss of each model (N,) and its slopes by the logits (N, B, C); `others` (C,) take no part."""
+    """The mean loss of each model (N,) and its slopes by the logits (N, B, C); `others` (C,) take no part.
+
+    Of targets (T, B), N / T models in a row share a row.
+    """
     num_models, batch, classes = logits.shape
     losses, slopes = logits.new_empty(num_models), torch.empty_like(logits)
     _cross_entropy[(num_models,)](
-        logits, targets, others, losses, slopes, batch, classes,
+        logits, targets, others, losses, slopes, batch, classes, num_models // len(targets),
         BLOCK_BATCH=min(64, triton.next_power_of_2(batch)), BLOCK_CLASSES=max(2, triton.next_power_of_2(classes)),
     )  # fmt: skip
     return losses, slopes
@@ -137,7 +177,7 @@ def activate(out: Tensor, bias: Tensor, slope: float) -> None:
 
 
 def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """From the gradient by what came out (N, B, units), in any layout, that by what went in (N, units, B) and the bias."""
+    """From the gradient by what came out, (N, B, units) in any layout, those by what went in (N, units, B) and b."""
     num_models, units, batch = out.shape
     delta, by_bias = torch.empty_like(out), out.new_empty(num_models, units)
     tile = {"BLOCK_UNIT": 32, "BLOCK_BATCH": min(64, triton.next_power_of_2(batch))}
@@ -152,7 +192,7 @@ def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tens
 
 @triton.jit
 def _write_trace(
-    hidden, targets, weight, alpha, eta_of, hebb, in_force, surprise, UNITS, CLASSES, BATCH,
+    hidden, targets, weight, alpha, eta_of, hebb, in_force, surprise, UNITS, CLASSES, BATCH, SHARING,
     MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE, UNIT_RANGE: tl.constexpr,
     BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -165,7 +205,7 @@ def _write_trace(
         b = first + tl.arange(0, BLOCK_BATCH)
         source = hidden + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
         h = tl.load(source, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :], other=0.0)
-        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=-1)
+        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
         member = tl.where(y[:, None] == c[None, :], 1.0, 0.0)  # (B, C)
         total = tl.dot(h, member, total, input_precision=PRECISION)
         count += tl.sum(member, axis=0)
@@ -187,7 +227,7 @@ def _write_trace(
 @triton.jit
 def _read_back(
     delta, hidden, targets, alpha, eta_of, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
-    UNITS, CLASSES, BATCH, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
+    UNITS, CLASSES, BATCH, SHARING, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
     BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     model = tl.program_id(1).to(tl.int64)
@@ -202,7 +242,7 @@ def _read_back(
         where = delta + (model * BATCH + b[:, None]) * CLASSES + c[None, :]
         d = tl.load(where, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :], other=0.0)
         slope = tl.dot(h, d, slope, input_precision=PRECISION)
-        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=-1)
+        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
         count += tl.sum(tl.where(y[:, None] == c[None, :], 1.0, 0.0), axis=0)
     place = (model * CLASSES + c[None, :]) * UNITS + unit[:, None]
     inside = (unit < UNITS)[:, None] & (c < CLASSES)[None, :]
@@ -217,7 +257,7 @@ def _read_back(
         b = first + tl.arange(0, BLOCK_BATCH)
         where = delta + (model * BATCH + b[:, None]) * CLASSES + c[None, :]
         d = tl.load(where, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :], other=0.0)
-        y = tl.load(targets + model * BATCH + b, mask=b < BATCH, other=-1)
+        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
         member = tl.where(y[:, None] == c[None, :], 1.0, 0.0)
         result = tl.dot(force, tl.trans(d), input_precision=PRECISION)
         result = tl.dot(fast, tl.trans(member), result, input_precision=PRECISION)
@@ -245,7 +285,8 @@ def write_trace(
     in_force, surprise = torch.empty_like(weight), torch.empty_like(weight)
     tile = _head_tile(classes, batch)
     _write_trace[(triton.cdiv(units, tile["BLOCK_UNIT"]), num_models)](
-        hidden, targets, weight, alpha, eta, hebb, in_force, surprise, units, classes, batch, *hidden.stride(),
+        hidden, targets, weight, alpha, eta, hebb, in_force, surprise, units, classes, batch,
+        num_models // len(targets), *hidden.stride(),
         UNIT_RANGE=bounded, PRECISION=_precision(), **tile,
     )  # fmt: skip
     return in_force, surprise
@@ -265,6 +306,6 @@ def read_back(
     by_eta = alpha.new_empty(num_models, blocks)
     _read_back[(blocks, num_models)](
         delta, hidden, targets, alpha, eta, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
-        units, classes, batch, *hidden.stride(), PRECISION=_precision(), **tile,
+        units, classes, batch, num_models // len(targets), *hidden.stride(), PRECISION=_precision(), **tile,
     )  # fmt: skip
     return by_weight, by_alpha, by_eta.sum(dim=1), by_hidden

@@ -120,7 +120,7 @@ class StackedLinear(torch.autograd.Function):
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
         trials, models, outputs, inputs = weight.shape
         # (T, in, B) where all models of a trial get the same, else (N, in, B)
-        turned = entered[:, 0].mT if entered.stride(1) == 0 else entered.flatten(0, 1).mT
+        turned = _once(entered).mT
         out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
         kernels.activate(out, bias, slope)
         ctx.save_for_backward(turned, weight, out)
@@ -155,7 +155,7 @@ class StackedPlastic(torch.autograd.Function):
         kernels: ModuleType,
     ) -> Tensor:
         axes = weight.shape[:2]
-        hidden, targets = hidden.flatten(0, 1), target.flatten(0, 1).contiguous()
+        hidden, targets = hidden.flatten(0, 1), _once(target)
         weight, alpha, eta, hebb = (tensor.flatten(0, 1) for tensor in (weight, alpha, eta, hebb))
         in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, eta, hebb, bounded)
         ctx.save_for_backward(hidden, targets, alpha, eta, hebb, in_force, surprise)
@@ -182,7 +182,7 @@ class StackedBlock(torch.autograd.Function):
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType) -> Tensor:
         trials, models, channels = weight.shape[:3]
         kernel = (weight.shape[-2], weight.shape[-1])
-        images = (entered[:, 0] if entered.stride(1) == 0 else entered.flatten(0, 1)).contiguous()  # of T or of N
+        images = _once(entered).contiguous()  # of T or of N
         columns = patches.unfold(images, kernel)
         room = columns.shape[1] - weight[0, 0, 0].numel() - 1
         theta = torch.cat([weight.flatten(3), bias[..., None], bias.new_zeros(*bias.shape, room)], dim=-1)
@@ -218,7 +218,7 @@ class StackedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, others: Tensor, kernels: ModuleType) -> Tensor:
         flat = logits.flatten(0, 1).contiguous()
-        losses, slopes = kernels.cross_entropy(flat, targets.flatten(0, 1).contiguous(), others[0, 0])
+        losses, slopes = kernels.cross_entropy(flat, _once(targets), others[0, 0])
         ctx.save_for_backward(slopes.view(logits.shape))
         return losses.view(logits.shape[:2])  # type: ignore[no-any-return]
 
@@ -226,6 +226,11 @@ class StackedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
         return slopes * gradients[0][..., None, None], None, None, None
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Of (T, M, ...) that is the same for all M a (T, ...), else (N, ...)."""
+    return tensor[:, 0] if tensor.stride(1) == 0 else tensor.flatten(0, 1)
 
 
 def mapped(stacked: type[torch.autograd.Function], *inputs: Any) -> Tensor:

@@ -33,7 +33,7 @@ class Part:
     section: Section
     rows: slice  # of the section
     trial: Tensor | None  # which of the piece's batches each of them gets; None where it is one each, in order
-    places: Tensor  # of them among all learners
+    places: slice  # of them among all learners
 
 
 class Mapped:
@@ -45,6 +45,7 @@ class Mapped:
         first = batches.tasks(0)[0].train[slice(2)]
         self.sections = [Section(group, kernels) for group in groups]
         self.device = first.inputs.device
+        self.kernels = kernels
         self.captures = self.device.type == "cuda" and kernels is not None
         self.branches = [torch.cuda.Stream() for _ in self.sections[1:]] if self.captures else []
         self.notes: list[str] = []
@@ -52,7 +53,6 @@ class Mapped:
         self.drawn: tuple[tuple[int, int], Future[list[Tensor]]] | None = None
         self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
-        self.counting = torch.arange(max(LONGEST_PIECE, 65536), device=self.device)
         self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)  # the next sample of the epoch's order
         self.slot = torch.zeros(1, dtype=torch.int64, device=self.device)  # the next column of `losses`
         self.losses = torch.zeros(len(self.learners), LONGEST_PIECE, dtype=batches.dtype, device=self.device)
@@ -93,8 +93,8 @@ class Mapped:
                 self._step(*key)
         if len(trials) == len(self.batches.trials):
             return self.losses[:, : piece.num_steps].clone()
-        places = torch.cat([part.places for part in self._parts(trials.start, trials.stop)])
-        return self.losses[places, : piece.num_steps]
+        parts = self._parts(trials.start, trials.stop)
+        return torch.cat([self.losses[part.places, : piece.num_steps] for part in parts])
 
     def _captured(self, first: int, last: int, batch_size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -108,15 +108,18 @@ class Mapped:
         parts = self._parts(first, last)
         for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
             losses = part.section.step(inputs, targets, self.tasks[0].classes, part.rows)
-            self.losses[part.places, self.slot] = losses
+            self.losses[part.places].index_copy_(1, self.slot, losses[:, None])
         self.cursor += batch_size
         self.slot += 1
 
     def _batch(self, first: int, last: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """The next batch of each trial, (T, B, ...) and (T, B), read from pixels that all trials share."""
-        chosen = self.order[first:last].index_select(1, self.cursor + self.counting[:batch_size])  # (T, B)
         store = self.tasks[0].train
         permutations = None if self.permutations is None else self.permutations[first:last]
+        order = self.order[first:last]
+        if self.kernels is not None:
+            return self.kernels.gather(store.inputs, store.targets, order, self.cursor, permutations, batch_size)  # type: ignore[no-any-return]
+        chosen = order.index_select(1, self.cursor + torch.arange(batch_size, device=self.device))  # (T, B)
         return read_many(store.inputs, chosen, permutations, self.batches.dtype), store.targets[chosen]
 
     def _side_by_side(self, number: int) -> Iterator[None]:
@@ -144,7 +147,7 @@ class Mapped:
                         section,
                         slice(own[0], own[-1] + 1),
                         None if trial == list(range(last - first)) else torch.tensor(trial, device=self.device),
-                        torch.tensor(own, device=self.device) + offset,
+                        slice(offset + own[0], offset + own[-1] + 1),
                     )
                 )
                 offset += len(section)
@@ -196,7 +199,7 @@ class Mapped:
 
 
 def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`read_inputs` for several trials: rows `chosen` (T, B), the pixels in an order of each trial's own (T, pixels)."""
+    """`read_inputs` for several trials: rows `chosen` (T, B), pixels in an order of each trial's own (T, pixels)."""
     if permutations is None:
         return read_inputs(inputs[chosen], dtype=dtype)
     pixels = inputs.flatten(1)[chosen[:, :, None], permutations[:, None, :]]

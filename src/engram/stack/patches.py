@@ -82,16 +82,16 @@ def _unpool(
 ):  # fmt: skip
     channel = tl.program_id(1)
     model = tl.program_id(2).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pixel < SAMPLES * OH * OW
-    sample, i, j = pixel // (OH * OW), (pixel % (OH * OW)) // OW, pixel % OW
-    place = ((model * SAMPLES + sample) * CHANNELS + channel) * (PH * PW) + (i // 2) * PW + j // 2
-    there = inside & (i < 2 * PH) & (j < 2 * PW)
-    won = there & (tl.load(winners + place, mask=there, other=-1) == (i % 2) * 2 + j % 2)
-    d = tl.load(delta + place, mask=won, other=0.0)
-    value = tl.load(pooled + place, mask=won, other=0.0)
-    where = maps + (model * CHANNELS + channel) * SAMPLES * (OH * OW) + pixel
-    tl.store(where, tl.where(value > 0, d, slope * d), mask=inside)
+    cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = cell < SAMPLES * PH * PW
+    sample, i, j = cell // (PH * PW), (cell % (PH * PW)) // PW, cell % PW
+    place = ((model * SAMPLES + sample) * CHANNELS + channel) * (PH * PW) + cell % (PH * PW)
+    d = tl.load(delta + place, mask=inside)
+    d = tl.where(tl.load(pooled + place, mask=inside) > 0, d, slope * d)
+    winner = tl.load(winners + place, mask=inside)
+    target = maps + ((model * CHANNELS + channel) * SAMPLES + sample) * (OH * OW) + 2 * i * OW + 2 * j
+    for k in tl.static_range(4):
+        tl.store(target + (k // 2) * OW + k % 2, tl.where(winner == k, d, 0.0), mask=inside)
 
 
 def num_rows(channels: int, kernel: tuple[int, int]) -> int:
@@ -135,8 +135,9 @@ def pool(maps: Tensor, slope: float) -> tuple[Tensor, Tensor]:
 def unpool(delta: Tensor, pooled: Tensor, winners: Tensor, shape: tuple[int, ...], slope: float) -> Tensor:
     """The gradient by the maps, whose shape is (N, out, B, H, W), from that by the pooled ones."""
     models, channels, samples, oh, ow = shape
-    maps = delta.new_empty(shape)
-    grid = (triton.cdiv(samples * oh * ow, BLOCK), channels, models)
+    even = oh % 2 == 0 and ow % 2 == 0
+    maps = delta.new_empty(shape) if even else delta.new_zeros(shape)  # pooling never sees an odd last row or column
+    grid = (triton.cdiv(samples * (oh // 2) * (ow // 2), BLOCK), channels, models)
     _unpool[grid](
         delta.contiguous(), pooled, winners, maps, slope, samples, channels, oh, ow, oh // 2, ow // 2, BLOCK=BLOCK
     )

@@ -20,8 +20,6 @@ class Rows:
         check_alike(models)
         self.parameters = _stack([dict(model.named_parameters()) for model in models])
         self.buffers = _stack([dict(model.named_buffers()) for model in models])
-        for name, stacked in self.parameters.items():
-            stacked.requires_grad_(models[0].get_parameter(name).requires_grad)
 
     @torch.no_grad()
     def finite(self) -> Tensor:
@@ -38,9 +36,9 @@ def check_alike(models: Sequence[nn.Module]) -> None:
             raise InputError("the models differ in the names or shapes of their parameters")
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
+def _shapes(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    return {name: (tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors}
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors}
 
 
 def _stack(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -23,13 +23,17 @@ class Section:
     def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None):
         self.learners = list(learners)
         self.kernels = kernels
-        one = self.learners[0].model
+        # A plastic head computes what a matched one does, if its trace is of ones and η is 0; not the reverse.
+        one = max(self.learners, key=lambda learner: learner.config.plastic).model
         self.skeleton = copy.deepcopy(one).train()
         prepare(self.skeleton, kernels, load_patches() if kernels else None)
         self.still = copy.deepcopy(one).eval()  # for looking only
         self.rows = Rows([learner.model for learner in self.learners])
+        traceless = [not read_dynamics(learner.model) for learner in self.learners]
+        self.traceless = torch.tensor(traceless, device=self.device)[:, None]
         self.take_step = take_step if kernels is None else kernels.take_step
         self.steps: dict[str, Step] = {}
+        self.ones: dict[torch.Size, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -39,9 +43,8 @@ class Section:
         return next(iter(self.rows.parameters.values())).device
 
     def begin_task(self) -> None:
-        trained = {name: theta for name, theta in self.rows.parameters.items() if theta.requires_grad}
         self.steps = {}  # free the last task's before this one's are made
-        self.steps = steps_of(self.learners, trained)
+        self.steps = steps_of(self.learners, self.rows.parameters)
 
     def step(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], rows: slice) -> Tensor:
         """One step of the models in `rows`; returns their losses before it.
@@ -60,7 +63,9 @@ class Section:
 
         of_a_trial = vmap(loss, in_dims=(0, 0, None, None), randomness="different")
         losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        if losses.shape not in self.ones:
+            self.ones[losses.shape] = torch.ones_like(losses)
+        gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
             if gradient is not None:
                 self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
@@ -78,7 +83,7 @@ class Section:
         if not read_dynamics(self.still):
             return torch.full((len(self), len(DYNAMICS)), float("nan"), device=self.device)
         seen = self.mapped(Called(self.still, read_dynamics))
-        return torch.stack([seen[name] for name in DYNAMICS], dim=1)
+        return torch.stack([seen[name] for name in DYNAMICS], dim=1).masked_fill(self.traceless, float("nan"))
 
     def mapped(
         self,

@@ -20,7 +20,7 @@ class Step:
     `followed` say which row is whose, or −1.
     """
 
-    rate: Tensor  # (N,) lr of each model
+    rate: Tensor  # (N,) lr of each model, 0 where the parameter is not trained
     proximal: Tensor  # (N,) 1 where the penalty's step is proximal, 0 where it is the gradient's
     gain: Tensor
     shift: Tensor
@@ -56,14 +56,18 @@ def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
 
 
 def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict[str, Step]:
-    """The steps of the next task, for each parameter; SI's paths move into the stack, where they stay each model's."""
-    first = next(iter(parameters.values()))
-    rate = torch.tensor([learner.config.learning_rate for learner in learners], dtype=first.dtype, device=first.device)
+    """The steps of the next task, for each parameter that any model trains.
+
+    SI's paths move into the stack, where they stay each model's.
+    """
+    trained = [{name for name, p in learner.model.named_parameters() if p.requires_grad} for learner in learners]
     proximal = [learner.config.penalty_step == "proximal" for learner in learners]
     pulls = [learner.penalty.pull(learner.config.learning_rate, learner.config.penalty_step) for learner in learners]
     paths = [learner.penalty.path if isinstance(learner.penalty, SI) else {} for learner in learners]
     steps = {}
-    for name, theta in parameters.items():
+    for name in sorted(set().union(*trained), key=list(parameters).index):
+        theta = parameters[name]
+        rates = [learner.config.learning_rate * (name in own) for learner, own in zip(learners, trained, strict=True)]
         held = [pull.gain[name] for pull in pulls if pull is not None and name in pull.gain]
         shift = [pull.shift[name] for pull in pulls if pull is not None and name in pull.gain]
         followed = [path[name] for path in paths if name in path]
@@ -72,7 +76,7 @@ def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict
         for row, path in zip(stacked_path, (path for path in paths if name in path), strict=True):
             path[name] = row
         steps[name] = Step(
-            rate=rate,
+            rate=torch.tensor(rates, dtype=theta.dtype, device=theta.device),
             proximal=torch.tensor(proximal, dtype=torch.int32, device=theta.device),
             gain=torch.stack(held) if held else none,
             shift=torch.stack(shift) if shift else none,
