@@ -265,11 +265,14 @@ def _read_back(
         tl.store(where, result, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :])
 
 
-def _head_tile(classes: int, batch: int) -> dict[str, int]:
+def _head_tile(classes: int, batch: int, units: tuple[int, int], warps: tuple[int, int]) -> dict[str, int]:
+    """Sizes of the tiles, as measured: `units` and `warps` for few classes (one tensor-core tile), and for more."""
+    many = classes > 16
     return {
-        "BLOCK_UNIT": 32,
+        "BLOCK_UNIT": units[many],
         "BLOCK_CLASS": max(16, triton.next_power_of_2(classes)),
         "BLOCK_BATCH": max(16, min(64, triton.next_power_of_2(batch))),
+        "num_warps": warps[many],
     }
 
 
@@ -283,7 +286,7 @@ def write_trace(
     num_models, classes, units = weight.shape
     batch = hidden.shape[1]
     in_force, surprise = torch.empty_like(weight), torch.empty_like(weight)
-    tile = _head_tile(classes, batch)
+    tile = _head_tile(classes, batch, units=(64, 32), warps=(1, 2))
     _write_trace[(triton.cdiv(units, tile["BLOCK_UNIT"]), num_models)](
         hidden, targets, weight, alpha, eta, hebb, in_force, surprise, units, classes, batch,
         num_models // len(targets), *hidden.stride(),
@@ -301,7 +304,7 @@ def read_back(
     batch = hidden.shape[1]
     by_weight, by_alpha = torch.empty_like(alpha), torch.empty_like(alpha)
     by_hidden = alpha.new_empty(num_models, units, batch)
-    tile = _head_tile(classes, batch)
+    tile = _head_tile(classes, batch, units=(32, 64), warps=(1, 4))
     blocks = triton.cdiv(units, tile["BLOCK_UNIT"])
     by_eta = alpha.new_empty(num_models, blocks)
     _read_back[(blocks, num_models)](
