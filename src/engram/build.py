@@ -27,6 +27,7 @@ from engram.seeding import derive_seed
 
 Features = Callable[[], nn.Module]  # makes a module from inputs to features
 
+
 def dataset_names(config: Config) -> tuple[str, ...]:
     """The datasets that an experiment needs."""
     return MIXTURE[: config.num_tasks] if config.dataset == "five-datasets" else (config.dataset,)

@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from engram.train import Place
 FORMAT = 1
 NAME = "checkpoint.safetensors"
 SECONDS_BETWEEN = 180.0  # at most so much work is lost
-TASK_ENDS = 20  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
+TASK_ENDS = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
 
 
 class Checkpoints:
@@ -168,7 +168,8 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, place: Place) -
         tensors |= {f"{i}.penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
     tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(place.losses)}
     tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(place.dynamics)}
-    records = [[i, *astuple(record)] for i, outcome in enumerate(outcomes.values()) for record in outcome.records]
+    # `vars` and not `astuple`, which copies deeply: there may be a hundred thousand.
+    records = [(i, *vars(record).values()) for i, outcome in enumerate(outcomes.values()) for record in outcome.records]
     tensors["records"] = torch.tensor(records, dtype=torch.float64).reshape(-1, 9)
     tensors |= _random_state()
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -188,7 +188,8 @@ class _Experiment:
             self.report(Progress(self._share_of_whole(k, place), n, results))
 
         def keep(task_ended: bool) -> None:
-            if checkpoints is not None and checkpoints.is_due(task_ended):
+            at_the_end = place.task == len(batches.streams[0]) and k + 1 == len(self.shares)
+            if checkpoints is not None and checkpoints.is_due(task_ended) and not at_the_end:
                 checkpoints.save(self.configs, k, self.limit, learners, self.outcomes, place)
 
         say(notes)

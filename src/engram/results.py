@@ -243,9 +243,9 @@ def _with_nan(value: Any) -> Array:
 
 def _to_csv(rows: list[dict[str, float]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, DYNAMICS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(DYNAMICS)
+    writer.writerows([row[name] for name in DYNAMICS] for row in rows)
     return text.getvalue()
 
 

@@ -105,7 +105,7 @@ def write_then_read(*inputs: Tensor) -> tuple[Tensor, Tensor]:
     """(logits, trace after the batch) from (h, targets, θ, α, η, trace)."""
     # PyTorch has no public name for this question, and asks it in the same words.
     mapped = torch._C._are_functorch_transforms_active()
-    return (MappedPlasticSoftmax if mapped else PlasticSoftmax).apply(*inputs)  # type: ignore[return-value]
+    return (MappedPlasticSoftmax if mapped else PlasticSoftmax).apply(*inputs)
 
 
 def _as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:

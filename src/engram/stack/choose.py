@@ -48,7 +48,8 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
         programs.append(Mapped(alike, batches, kernels))
     if alone:
         programs.append(OneByOne(alone, batches))
-    return programs[0] if len(programs) == 1 else SideBySide(programs), notes
+    program: Program = programs[0] if len(programs) == 1 else SideBySide(programs)
+    return program, notes
 
 
 def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
@@ -92,7 +93,8 @@ def reason_against_mapping(
         section.begin_task()
         logits = section.logits(example[0], shared=True)
         before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}
-        section.step(*(tensor[None] for tensor in example), range(logits.shape[2]), slice(0, 2))
+        inputs, targets = (tensor[None] for tensor in example)
+        section.step(inputs, targets, range(logits.shape[2]), slice(0, 2))
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):

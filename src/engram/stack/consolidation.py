@@ -14,13 +14,13 @@ from engram.data.streams import Task
 from engram.errors import NotFiniteError
 from engram.penalties import NoPenalty, Penalty
 from engram.penalties.per_sample import known_layers
-from engram.stack.memory import fitting
+from engram.stack.memory import Portion
 from engram.stack.section import Called, Section
 
-SAMPLES = 20_000  # at a time, over all models of a group
 
-
-def consolidate_section(section: Section, tasks: dict[int, Task], dtype: torch.dtype, notes: list[str]) -> Tensor:
+def consolidate_section(
+    section: Section, tasks: dict[int, Task], dtype: torch.dtype, portion: Portion, notes: list[str]
+) -> Tensor:
     """Consolidate every learner of a section; returns (N,): whether its importances are numbers."""
     finite = torch.ones(len(section), dtype=torch.bool, device=section.device)
     groups: dict[Any, list[int]] = {}
@@ -29,7 +29,7 @@ def consolidate_section(section: Section, tasks: dict[int, Task], dtype: torch.d
             groups.setdefault((len(tasks[learner.trial].train), *_kind(learner.penalty)), []).append(row)
     for rows in groups.values():
         try:
-            importances = _importances(section, rows, tasks, dtype, notes)
+            importances = _importances(section, rows, tasks, dtype, portion)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as reason:
@@ -52,7 +52,7 @@ def _kind(penalty: Penalty) -> tuple[Any, ...]:
 
 
 def _importances(
-    section: Section, rows: list[int], tasks: dict[int, Task], dtype: torch.dtype, notes: list[str]
+    section: Section, rows: list[int], tasks: dict[int, Task], dtype: torch.dtype, portion: Portion
 ) -> dict[str, Tensor]:
     """(K, *shape) of each protected weight, for the models in `rows`, whose tasks have as many samples each."""
     penalties = [section.learners[row].penalty for row in rows]
@@ -82,9 +82,9 @@ def _importances(
         arguments = (settings, states, parameters, torch.arange(len(rows), device=section.device))
         examples = _examples(own_tasks[0], samples_at_once, dtype)
         with known_layers(section.still, examples):
-            return section.mapped(call, arguments, in_dims=(0, 0, 0, 0), rows=index)  # type: ignore[no-any-return]
+            return section.mapped(call, arguments, in_dims=(0, 0, 0, 0), rows=index)
 
-    return fitting(with_batches_of, max(1, SAMPLES // len(rows)), "an importance", notes)
+    return portion.fitting(with_batches_of, len(rows))
 
 
 def _batches(

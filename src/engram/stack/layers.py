@@ -41,8 +41,8 @@ def _fuse_linear_layers(layers: Sequence[nn.Module], kernels: ModuleType) -> Non
     """A linear layer and its LeakyReLU become one: the first does it all, the second passes it on."""
     for linear, activation in pairwise(layers):
         if type(linear) is nn.Linear and linear.bias is not None and type(activation) is nn.LeakyReLU:
-            linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign]
-            activation.forward = _pass_on  # type: ignore[method-assign]
+            linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign, assignment]
+            activation.forward = _pass_on  # type: ignore[method-assign, assignment]
 
 
 def _fuse_convolutions(layers: Sequence[nn.Module], patches: ModuleType) -> None:
@@ -50,8 +50,8 @@ def _fuse_convolutions(layers: Sequence[nn.Module], patches: ModuleType) -> None
     for convolution, activation, pooling in zip(layers, layers[1:], layers[2:], strict=False):
         if _is_plain(convolution) and type(activation) is nn.LeakyReLU and _halves(pooling):
             assert isinstance(convolution, nn.Conv2d)
-            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign]
-            activation.forward = pooling.forward = _pass_on  # type: ignore[method-assign]
+            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign, assignment]
+            activation.forward = pooling.forward = _pass_on  # type: ignore[method-assign, assignment]
 
 
 def _pass_on(entered: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class StackedBlock(torch.autograd.Function):
         ctx.save_for_backward(columns, theta, pooled, winners)
         ctx.shape, ctx.kernel, ctx.slope, ctx.patches = shape, kernel, slope, patches
         ctx.entered, ctx.weight = entered.shape, weight.shape
-        return pooled.unflatten(0, (trials, models))  # type: ignore[no-any-return]
+        return pooled.unflatten(0, (trials, models))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -220,7 +220,7 @@ class StackedCrossEntropy(torch.autograd.Function):
         flat = logits.flatten(0, 1).contiguous()
         losses, slopes = kernels.cross_entropy(flat, _once(targets), others[0, 0])
         ctx.save_for_backward(slopes.view(logits.shape))
-        return losses.view(logits.shape[:2])  # type: ignore[no-any-return]
+        return losses.view(logits.shape[:2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -237,8 +237,8 @@ def mapped(stacked: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     """Call a function of a whole stack from within the mapping over its models."""
     # PyTorch has no public name for this question, and asks it in the same words.
     if torch._C._are_functorch_transforms_active():
-        return _Mapped.apply(stacked, *inputs)  # type: ignore[no-any-return]
-    return stacked.apply(*inputs)  # type: ignore[no-any-return]
+        return _Mapped.apply(stacked, *inputs)
+    return stacked.apply(*inputs)
 
 
 class _Mapped(torch.autograd.Function):

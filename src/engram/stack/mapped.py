@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -19,11 +20,12 @@ from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
 from engram.learner import Learner
 from engram.masking import mask_logits
 from engram.stack.consolidation import consolidate_section
-from engram.stack.memory import fitting
+from engram.stack.memory import Portion
 from engram.stack.program import Batches
 from engram.stack.section import Section
 
-EVALUATED = 80_000  # samples at a time, over all models
+EVALUATED = 400_000  # samples at a time, over all models, where memory allows
+WEIGHED = 100_000  # the same for importances
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,11 @@ class Mapped:
         self.captures = self.device.type == "cuda" and kernels is not None
         self.branches = [torch.cuda.Stream() for _ in self.sections[1:]] if self.captures else []
         self.notes: list[str] = []
+        self.evaluated = Portion(EVALUATED, "an evaluation", self.notes)
+        self.weighed = Portion(WEIGHED, "an importance", self.notes)
         self.drawing = ThreadPoolExecutor(1)
+        # `torch.func.grad`, first needed when a task ends, imports this, which takes long enough to be noticed.
+        self.drawing.submit(import_module, "torch._dynamo")
         self.drawn: tuple[tuple[int, int], Future[list[Tensor]]] | None = None
         self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
@@ -118,7 +124,7 @@ class Mapped:
         permutations = None if self.permutations is None else self.permutations[first:last]
         order = self.order[first:last]
         if self.kernels is not None:
-            return self.kernels.gather(store.inputs, store.targets, order, self.cursor, permutations, batch_size)  # type: ignore[no-any-return]
+            return self.kernels.gather(store.inputs, store.targets, order, self.cursor, permutations, batch_size)
         chosen = order.index_select(1, self.cursor + torch.arange(batch_size, device=self.device))  # (T, B)
         return read_many(store.inputs, chosen, permutations, self.batches.dtype), store.targets[chosen]
 
@@ -165,7 +171,10 @@ class Mapped:
     def consolidate(self, n: int) -> Tensor:
         tasks = {learner.trial: self.batches.tasks(n)[self.place[learner.trial]] for learner in self.learners}
         return torch.cat(
-            [consolidate_section(section, tasks, self.batches.dtype, self.notes) for section in self.sections]
+            [
+                consolidate_section(section, tasks, self.batches.dtype, self.weighed, self.notes)
+                for section in self.sections
+            ]
         )
 
     def evaluate(self, tasks: Sequence[int]) -> Tensor:
@@ -188,7 +197,7 @@ class Mapped:
                     correct[part.places] += (mask_logits(logits, tasks[0].classes).argmax(dim=2) == targets).sum(dim=1)
             return correct
 
-        correct = fitting(count, max(1, EVALUATED // len(self.learners)), "an evaluation", self.notes)
+        correct = self.evaluated.fitting(count, len(self.learners))
         return correct.double() / len(store)
 
     def _seen_by(self, part: Part, inputs: Tensor, chosen: Tensor, permutations: Tensor | None) -> Tensor:

@@ -16,17 +16,26 @@ from engram.stack.program import Batches
 Made = TypeVar("Made")
 
 
-def fitting(work: Callable[[int], Made], samples_at_once: int, what: str, notes: list[str]) -> Made:
-    """Do the work on so many samples at a time, or on half of them where memory does not suffice."""
-    while True:
-        try:
-            return work(samples_at_once)
-        except torch.cuda.OutOfMemoryError:
-            if samples_at_once == 1:
-                raise
-            samples_at_once = -(-samples_at_once // 2)
-        torch.cuda.empty_cache()
-        notes.append(f"{what} takes {samples_at_once} samples at a time, as more do not fit into memory")
+class Portion:
+    """So many samples at a time, over all models, as memory allows; found out once, and kept."""
+
+    def __init__(self, samples: int, what: str, notes: list[str]):
+        self.samples = samples
+        self.what = what
+        self.notes = notes
+
+    def fitting(self, work: Callable[[int], Made], num_models: int) -> Made:
+        """Do the work with so many samples at a time for each of the models, or with half of them until it fits."""
+        while True:
+            at_once = max(1, self.samples // num_models)
+            try:
+                return work(at_once)
+            except torch.cuda.OutOfMemoryError:
+                if at_once == 1:
+                    raise
+            self.samples = num_models * (at_once // 2)
+            torch.cuda.empty_cache()
+            self.notes.append(f"{self.what} takes {at_once // 2} samples at a time, as more do not fit into memory")
 
 
 def tensors_per_weight(config: Config) -> int:

@@ -17,7 +17,10 @@ class Program(Protocol):
     """Learners in one order, trial after trial; what it returns has a row for each."""
 
     learners: list[Learner]
-    notes: list[str]  # what is worth a line in a log, since somebody last took them out
+
+    @property
+    def notes(self) -> list[str]:
+        """What has turned out that is worth a line in a log."""
 
     def begin_task(self, n: int) -> None:
         """Make ready to learn task n: which outputs take part, and how the penalties now pull."""

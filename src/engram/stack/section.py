@@ -75,7 +75,7 @@ class Section:
     def logits(self, inputs: Tensor, shared: bool) -> Tensor:
         """(N, B, C) of inputs (N, B, ...), or of (B, ...) that all share; traces and statistics are only read."""
         call = Called(self.still, lambda model, x: model(x))
-        return self.mapped(call, (inputs,), in_dims=(None if shared else 0,))  # type: ignore[no-any-return]
+        return self.mapped(call, (inputs,), in_dims=(None if shared else 0,))
 
     @torch.no_grad()
     def dynamics(self) -> Tensor:
