@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engram.config import Config
@@ -129,19 +130,27 @@ def _record_epoch(learners: list[Learner], batches: Batches, place: Place, plan:
     trials = [batches.trials.index(learner.trial) for learner in learners]
     losses: list[list[np.ndarray]] = [[] for _ in learners]
     dynamics: list[list[np.ndarray]] = [[] for _ in learners]
-    seen = iter(place.dynamics)
-    for piece, of_piece in zip(plan.pieces, place.losses, strict=True):
+    read = _on_host([*place.losses, *place.dynamics])
+    seen = iter(read[len(place.losses) :])
+    for piece, of_piece in zip(plan.pieces, read, strict=False):
         rows = [row for row, trial in enumerate(trials) if trial in plan.trials_of(piece)]
-        for row, values in zip(rows, of_piece.double().cpu().numpy(), strict=True):
+        for row, values in zip(rows, of_piece, strict=True):
             losses[row].append(values)
         if plan.ends_in_record(piece):
-            now = next(seen).double().cpu().numpy()
+            now = next(seen)
             for row in rows:
                 if piece.end - 1 in plan.recorded[trials[row]]:
                     dynamics[row].append(now[row])
     for row, learner in enumerate(learners):
         if learner.learning:
             _record_learner(learner, place, np.concatenate(losses[row]), plan.recorded[trials[row]], dynamics[row])
+
+
+def _on_host(tensors: list[Tensor]) -> list[np.ndarray]:
+    """The tensors as arrays, fetched at once: a GPU is asked a single time, and then at rest for a moment only."""
+    flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _record_learner(

@@ -56,7 +56,7 @@ class Mapped:
         self.drawing = ThreadPoolExecutor(1)
         # `torch.func.grad`, first needed when a task ends, imports this, which takes long enough to be noticed.
         self.drawing.submit(import_module, "torch._dynamo")
-        self.drawn: tuple[tuple[int, int], Future[list[Tensor]]] | None = None
+        self.drawn: tuple[tuple[int, int], Future[Tensor]] | None = None
         self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
         self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)  # the next sample of the epoch's order
@@ -76,11 +76,18 @@ class Mapped:
         self.permutations = torch.stack(permutations) if permutations else None
 
     def begin_epoch(self, n: int, epoch: int) -> None:
-        drawn = self.drawn[1].result() if self.drawn and self.drawn[0] == (n, epoch) else self.batches.orders(n, epoch)
-        for row, order in zip(self.order, drawn, strict=True):
-            row[: len(order)].copy_(order)
+        ready = self.drawn is not None and self.drawn[0] == (n, epoch)
+        drawn = self.drawn[1].result() if self.drawn is not None and ready else self._draw(n, epoch)
+        self.order.copy_(drawn, non_blocking=True)
         # The next epoch's order is drawn while the GPU is at work on this one.
-        self.drawn = ((n, epoch + 1), self.drawing.submit(self.batches.orders, n, epoch + 1))
+        self.drawn = ((n, epoch + 1), self.drawing.submit(self._draw, n, epoch + 1))
+
+    def _draw(self, n: int, epoch: int) -> Tensor:
+        """(T, samples): the order of each trial, and zeros where a trial has fewer."""
+        orders = torch.zeros(self.order.shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        for row, order in zip(orders, self.batches.orders(n, epoch), strict=True):
+            row[: len(order)] = order
+        return orders
 
     def train(self, piece: Piece) -> Tensor:
         trials = range(len(self.batches.trials))[piece.trials]
