@@ -51,3 +51,11 @@ def test_tasks_of_ones_own_run_from_python() -> None:
             names[f"{part}y{n}"] = torch.arange(count) % 3
     exec(block_with("from_arrays"), names)
     assert names["result"].accuracy.shape == (3, 2, 2)
+
+
+def test_a_grid_and_features_of_ones_own_run_from_python() -> None:
+    names: dict = {"engram": engram, "torch": torch}
+    exec(block_with("run_many"), names)
+    assert [result.config.strength for result in names["results"]] == [0.1, 1, 10]
+    exec(block_with("def features"), names)
+    assert names["result"].average_accuracy[0, -1] > 0.8
