@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from engram.data.batches import batches_of, read_inputs
 from engram.data.streams import Task
 from engram.errors import NotFiniteError
-from engram.penalties import NoPenalty, Penalty
+from engram.penalties import EWC, SI, NoPenalty, Penalty
 from engram.penalties.per_sample import known_layers
 from engram.stack.memory import Portion
 from engram.stack.section import Called, Section
@@ -32,7 +31,7 @@ def consolidate_section(
             importances = _importances(section, rows, tasks, dtype, portion)
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError as reason:
+        except (RuntimeError, AttributeError, TypeError, ValueError) as reason:
             _note(notes, section.learners[rows[0]].penalty, reason)
             for row in rows:
                 finite[row] = _consolidate_alone(section, row, tasks, dtype)
@@ -47,8 +46,12 @@ def consolidate_section(
 
 def _kind(penalty: Penalty) -> tuple[Any, ...]:
     """What penalties must have in common to be mapped as one; numbers may differ from model to model."""
-    fixed = {name: value for name, value in vars(penalty).items() if isinstance(value, str | bool | int)}
-    return (type(penalty), tuple(penalty.parameters), tuple(sorted(fixed.items())))
+    return (type(penalty), tuple(penalty.parameters), tuple(sorted(_fixed(penalty).items())))
+
+
+def _fixed(penalty: Penalty) -> dict[str, str | bool | int]:
+    """Settings that cannot be mapped over."""
+    return {name: value for name, value in vars(penalty).items() if isinstance(value, str | bool | int)}
 
 
 def _importances(
@@ -57,6 +60,8 @@ def _importances(
     """(K, *shape) of each protected weight, for the models in `rows`, whose tasks have as many samples each."""
     penalties = [section.learners[row].penalty for row in rows]
     one = penalties[0]
+    if type(one).consolidate not in {Penalty.consolidate, EWC.consolidate, SI.consolidate}:
+        raise TypeError("it has a `consolidate` of its own")
     own_tasks = [tasks[section.learners[row].trial] for row in rows]
     index = torch.tensor(rows, device=section.device)
     numbers = {name: value for name, value in vars(one).items() if isinstance(value, float)}
@@ -72,17 +77,17 @@ def _importances(
 
     def with_batches_of(samples_at_once: int) -> dict[str, Tensor]:
         def work(model: nn.Module, settings: Any, states: Any, parameters: Any, place: Tensor) -> dict[str, Tensor]:
-            penalty = copy.copy(one)
-            penalty.model, penalty.parameters = model, parameters
-            for name, value in {**settings, **states}.items():
-                setattr(penalty, name, value)
+            # Whatever else the first of the penalties has is its own, and no other model may see it.
+            penalty = object.__new__(type(one))
+            vars(penalty).update(_fixed(one), **settings, **states, model=model, parameters=parameters)
             return penalty.importance(_batches(own_tasks, samples_at_once, place, dtype), own_tasks[0].classes)
 
         call = Called(section.still, work)
         arguments = (settings, states, parameters, torch.arange(len(rows), device=section.device))
         examples = _examples(own_tasks[0], samples_at_once, dtype)
         with known_layers(section.still, examples):
-            return section.mapped(call, arguments, in_dims=(0, 0, 0, 0), rows=index)
+            # What is drawn must not depend on the neighbours: importances by draws are not mapped.
+            return section.mapped(call, arguments, in_dims=(0, 0, 0, 0), rows=index, randomness="error")
 
     return portion.fitting(with_batches_of, len(rows))
 
@@ -115,6 +120,6 @@ def _consolidate_alone(section: Section, row: int, tasks: dict[int, Task], dtype
     return True
 
 
-def _note(notes: list[str], penalty: Penalty, reason: RuntimeError) -> None:
+def _note(notes: list[str], penalty: Penalty, reason: Exception) -> None:
     short = str(reason).strip().splitlines()[0]
     notes.append(f"the importances of {type(penalty).__name__} are computed for one model after another ({short})")

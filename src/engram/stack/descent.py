@@ -164,15 +164,18 @@ class FactoredDescent:
         logits = mask_logits(self.learner.model(inputs, targets), self.classes)
         loss = F.cross_entropy(logits, targets)
         outputs = [output for _, output in self.seen.values()]
-        gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()])
+        gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()], allow_unused=True)
         with torch.no_grad():
             for (prefix, (entered, _)), delta in zip(self.seen.items(), gradients, strict=False):
+                if delta is None:  # nothing was made of what came out
+                    continue
                 weight, bias = self.layer_steps[prefix]
                 weight.take_product(delta, entered)
                 if bias is not None:
                     bias.take(delta.sum(dim=0))
             for step, gradient in zip(self.direct_steps, gradients[len(outputs) :], strict=True):
-                step.take(gradient)
+                if gradient is not None:
+                    step.take(gradient)
         return loss.detach()
 
 

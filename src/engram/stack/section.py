@@ -91,6 +91,7 @@ class Section:
         arguments: tuple[Any, ...] = (),
         in_dims: tuple[int | None, ...] = (),
         rows: Tensor | None = None,
+        randomness: str = "different",
     ) -> Any:
         """`call` for every model of the section, or for some `rows`, as one."""
 
@@ -101,7 +102,7 @@ class Section:
             return functional_call(call, (parameters, buffers), own)
 
         states = (state_of(self.rows.parameters), state_of(self.rows.buffers))
-        return vmap(one, in_dims=(0, 0, *in_dims), randomness="different")(*states, *arguments)
+        return vmap(one, in_dims=(0, 0, *in_dims), randomness=randomness)(*states, *arguments)
 
 
 def load_patches() -> ModuleType:
