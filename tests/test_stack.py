@@ -229,7 +229,7 @@ def test_every_value_of_a_grid_is_a_model_s_own() -> None:
 
 
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
-def test_a_stack_of_many_is_exactly_as_many_stacks_of_one(network: str) -> None:
+def test_a_stack_of_many_is_as_many_stacks_of_one(network: str) -> None:
     methods = ("finetune", "dhp+si", "ewc", "dhp+mas")[: 4 if network == "mlp" else 2]
     configs = [config_of("imbalanced", m, network=network, epochs=1, batch_size=16) for m in methods]
     together, batches = build(configs)
