@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from engram import InputError, Progress, preset
+from engram.build import Own
 from engram.checkpoint import NAME, Checkpoints
 from engram.cli import main
 from engram.config import Config
@@ -245,7 +246,7 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
 
     def learn(checkpoints: Checkpoints | None, seed: int, report: Callable[[Progress], None]) -> list[dict[str, float]]:
         torch.manual_seed(seed)
-        setting = Setting("cpu", features=features, checkpoints=checkpoints)
+        setting = Setting("cpu", own=Own(features), checkpoints=checkpoints)
         return run_on([config], [few()], setting, report)[0].dynamics
 
     def stop(progress: Progress) -> None:
@@ -258,7 +259,12 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
         learn(kept, 3, stop)
     kept.wait()
     assert learn(Checkpoints(tmp_path), 4, lambda progress: None) == straight
-    assert learn(None, 4, lambda progress: None) != straight, "it does draw"
+    assert learn(None, 4, lambda progress: None) == straight, "draws have an address, whatever was drawn before"
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    run_on([config], [few()], Setting("cpu", own=Own(features)))
+    assert torch.equal(torch.rand(3), expected), "and what is drawn after does not depend on them"
 
 
 # --- refused

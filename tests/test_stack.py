@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram import InputError, Progress, preset, streams
-from engram.build import build_learner, build_streams
+from engram.build import Own, build_learner, build_streams
 from engram.checkpoint import Checkpoints
 from engram.config import METHODS, Config
 from engram.data.samples import Dataset
@@ -88,7 +88,9 @@ def build(configs: Sequence[Config], features: Callable[[], nn.Module] | None = 
     trials = list(range(first.first_trial, first.first_trial + first.trials))
     found = streams_of(first)
     shape, num_classes = found[0].input_shape, found[0].num_classes
-    learners = [build_learner(c, t, shape, num_classes, CPU, torch.float64, features) for t in trials for c in configs]
+    learners = [
+        build_learner(c, t, shape, num_classes, CPU, torch.float64, Own(features)) for t in trials for c in configs
+    ]
     return learners, Batches(trials, found, first.seed, torch.float64)
 
 

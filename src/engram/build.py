@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +26,17 @@ from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
 from engram.presets import MIXTURE
 from engram.seeding import derive_seed
 
-Features = Callable[[], nn.Module]  # makes a module from inputs to features
+
+@dataclass(frozen=True)
+class Own:
+    """What a person brings of their own, each made anew for every model, in place of what the config names."""
+
+    features: Callable[[], nn.Module] | None = None  # from inputs to features (batch, width)
+    head: Callable[[int, int], nn.Module] | None = None  # of (width, classes), called as head(hidden, targets)
+    penalty: Callable[[nn.Module], Penalty] | None = None  # of a model
+
+
+NOTHING_OWN = Own()
 
 
 def dataset_names(config: Config) -> tuple[str, ...]:
@@ -67,25 +78,28 @@ def build_learner(
     num_classes: int,
     device: torch.device,
     dtype: torch.dtype,
-    features: Features | None = None,
+    own: Own = NOTHING_OWN,
 ) -> Learner:
     """A model of one trial, on its device, with its penalty."""
-    model = build_model(config, trial, input_shape, num_classes, features).to(device=device, dtype=dtype)
+    model = build_model(config, trial, input_shape, num_classes, own).to(device=device, dtype=dtype)
     for module in model.modules():
         if isinstance(module, DHPSoftmax):
             module.check_values = False  # streams have checked their targets, and the loop looks out for NaN
-    return Learner(config, trial, model, build_penalty(config, trial, model))
+    penalty = build_penalty(config, trial, model) if own.penalty is None else own.penalty(model)
+    return Learner(config, trial, model, penalty)
 
 
 def build_model(
-    config: Config, trial: int, input_shape: Sequence[int], num_classes: int, features: Features | None = None
+    config: Config, trial: int, input_shape: Sequence[int], num_classes: int, own: Own = NOTHING_OWN
 ) -> Network:
     """The network of one trial. All methods of a trial begin with the same features and slow weights."""
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
-            made = build_features(config, input_shape) if features is None else features()
-            return Network(made, build_head(config, _width_of(made, config, input_shape), num_classes))
+            features = build_features(config, input_shape) if own.features is None else own.features()
+            width = _width_of(features, config, input_shape)
+            head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
+            return Network(features, head)
     except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
         raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
 
@@ -103,6 +117,8 @@ def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -
     """How many features there are; a module of one's own is asked."""
     if config.network != "own":
         return config.hidden[-1]
+    if not isinstance(features, nn.Module):
+        raise InputError(f"features must be a function that makes a module, not a {type(features).__name__}")
     with frozen(features), torch.no_grad():
         made = features(torch.zeros(2, *input_shape))
     if not isinstance(made, torch.Tensor) or made.ndim != 2 or len(made) != 2:

@@ -31,7 +31,7 @@ from engram.train import Place
 FORMAT = 1
 NAME = "checkpoint.safetensors"
 SECONDS_BETWEEN = 180.0  # at most so much work is lost
-TASK_ENDS = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
+TASK_END_FACTOR = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
 
 
 class Checkpoints:
@@ -42,10 +42,10 @@ class Checkpoints:
         self.seconds_between = seconds_between
         self.last = time.monotonic()
         self.writer: threading.Thread | None = None
-        self.failed: OSError | None = None
+        self.failed: Exception | None = None
 
     def is_due(self, task_ended: bool) -> bool:
-        seconds = self.seconds_between / TASK_ENDS if task_ended else self.seconds_between
+        seconds = self.seconds_between / TASK_END_FACTOR if task_ended else self.seconds_between
         return time.monotonic() - self.last >= seconds
 
     def save(
@@ -65,7 +65,7 @@ class Checkpoints:
         tensors = _tensors_of(learners, outcomes, place)
         header = {
             "format": FORMAT,
-            "configs": _digest(configs),
+            "configs": digest(configs),
             "stack": stack,
             "limit": limit,
             "place": [place.task, place.epoch, place.piece, place.part, len(place.losses), len(place.dynamics)],
@@ -77,9 +77,9 @@ class Checkpoints:
 
     def _write(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         try:
-            described = {"engram": json.dumps(header | {"checksum": _checksum(tensors)})}
+            described = {"engram": json.dumps(header | {"checksum": _checksum(header, tensors)})}
             write_atomically(self.path, save(tensors, described))
-        except OSError as reason:
+        except Exception as reason:  # told by the next `wait`: a thread of its own could tell nobody
             self.failed = reason
 
     def wait(self) -> None:
@@ -106,13 +106,13 @@ class Checkpoints:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
             if int(header["format"]) > FORMAT:
                 raise InputError(f"{self.path} was written by a newer version of Engram")
-            if header["checksum"] != _checksum(tensors):
+            if header.pop("checksum") != _checksum(header, tensors):
                 raise ValueError("its checksum is another")
         except InputError:
             raise
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as reason:
             raise InputError(f"{self.path} is not a checkpoint of Engram, or is damaged ({reason})") from reason
-        if header["configs"] != _digest(configs):
+        if header["configs"] != digest(configs):
             raise InputError(f"the settings beside {self.path} were changed since the run began")
         return Checkpoint(self.path, header, tensors)
 
@@ -151,10 +151,6 @@ class Checkpoint:
             raise InputError(f"{self.path} does not belong to this run ({reason})") from reason
         return outcomes, Place(task, epoch, piece, part, losses, dynamics)
 
-    def restore_random_state(self) -> None:
-        for name, state in self._part("random.").items():
-            torch.set_rng_state(state) if name == "cpu" else torch.cuda.set_rng_state(state, int(name))
-
     def _part(self, prefix: str) -> dict[str, Tensor]:
         found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
@@ -171,16 +167,7 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, place: Place) -
     # `vars` and not `astuple`, which copies deeply: there may be a hundred thousand.
     records = [(i, *vars(record).values()) for i, outcome in enumerate(outcomes.values()) for record in outcome.records]
     tensors["records"] = torch.tensor(records, dtype=torch.float64).reshape(-1, 9)
-    tensors |= _random_state()
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-
-
-def _random_state() -> dict[str, Tensor]:
-    """Of PyTorch's own generators, for modules that draw, as dropout does. All else draws from its address."""
-    state = {"random.cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():
-        state |= {f"random.{i}": tensor for i, tensor in enumerate(torch.cuda.get_rng_state_all())}
-    return state
 
 
 @torch.no_grad()
@@ -208,13 +195,14 @@ def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
     return outcomes
 
 
-def _digest(configs: Sequence[Config]) -> str:
+def digest(configs: Sequence[Config]) -> str:
+    """By which settings that were changed since are told."""
     return hashlib.sha256("\n".join(config.to_toml() for config in configs).encode()).hexdigest()
 
 
-def _checksum(tensors: dict[str, Tensor]) -> int:
-    """Of all bytes of all tensors: a checkpoint that was damaged on its disk is not to go on unseen."""
-    value = 0
+def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> int:
+    """Of all that is kept: a checkpoint that was damaged on its disk is not to go on unseen."""
+    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
     return value

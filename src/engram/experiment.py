@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engram.build import Features, build_learner, build_streams, choose_device, load_datasets, precision_of
+from torch import nn
+
+from engram.build import NOTHING_OWN, Own, build_learner, build_streams, choose_device, load_datasets, precision_of
 from engram.checkpoint import Checkpoint, Checkpoints
 from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.streams import Stream, move_streams
 from engram.errors import InputError
 from engram.learner import Learner
+from engram.penalties import Penalty
 from engram.results import Result
 from engram.shares import Outcomes, Share, check_shared, gather, plan_stacks
 from engram.stack.choose import choose_program, largest_stack
+from engram.stack.descent import check_step
 from engram.stack.program import Batches
 from engram.train import Place, Watch, run_stream
 
@@ -41,7 +45,7 @@ class Setting:
     device: str = "auto"
     precision: str = "tf32"
     max_stack: int | None = None  # models at a time; by default as many as fit into memory
-    features: Features | None = None
+    own: Own = NOTHING_OWN
     checkpoints: Checkpoints | None = None  # goes on from the last, if there is one
 
 
@@ -57,7 +61,9 @@ def run_many(
     configs: Sequence[Config],
     *,
     stream: Stream | None = None,
-    features: Features | None = None,
+    features: Callable[[], nn.Module] | None = None,
+    head: Callable[[int, int], nn.Module] | None = None,
+    penalty: Callable[[nn.Module], Penalty] | None = None,
     data: str | Path | None = None,
     device: str = "auto",
     precision: str = "tf32",
@@ -72,6 +78,9 @@ def run_many(
             other initial weights and orders of samples.
         features: a function that makes a module of your own, from inputs to features (batch, width), for configs
             with network="own"; it is called once a trial and method, and the method's head comes on top.
+        head: a function of (width, classes) that makes a head of your own, called as head(hidden, targets) in training
+            and head(hidden) else, in place of the method's.
+        penalty: a function of a model that makes a penalty of your own, for the methods finetune and dhp.
         data: the folder with the datasets; by default $ENGRAM_DATA, else the user's cache folder.
         device: "auto", "cpu", "cuda", ...
         precision: "tf32" (on GPUs that have it, else as float32), "float32" or "float64".
@@ -81,7 +90,7 @@ def run_many(
     if not configs:
         return []
     check_shared(configs)
-    setting = Setting(device, precision, max_stack, features)
+    setting = Setting(device, precision, max_stack, Own(features, head, penalty))
     if (stream is not None) != (configs[0].benchmark == "own"):
         raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', 'dhp')")
     if stream is None:
@@ -102,10 +111,24 @@ def run_on(
     return _Experiment(configs, lambda trials: build_streams(configs[0], trials, datasets), data, setting, report).run()
 
 
-def check_features(configs: Sequence[Config], features: Features | None) -> None:
-    """Refuse features without a network of one's own, and the reverse."""
-    if any((features is not None) != (config.network == "own") for config in configs):
+def check_own(configs: Sequence[Config], own: Own) -> None:
+    """Refuse features without a network of one's own, and the reverse; and two penalties for one model."""
+    if any((own.features is not None) != (config.network == "own") for config in configs):
         raise InputError("features go with network='own', and only with that: engram.run(config, features=...)")
+    if own.penalty is not None and any(config.penalty is not None for config in configs):
+        raise InputError("a penalty of one's own goes with the methods finetune and dhp, which have none")
+
+
+def check_apart(learners: Sequence[Learner]) -> None:
+    """Refuse models that share a tensor: each would train the others."""
+    seen: set[int] = set()
+    for learner in learners:
+        tensors = {id(tensor) for tensor in [*learner.model.parameters(), *learner.model.buffers()]}
+        if tensors & seen:
+            raise InputError(
+                "two models share a parameter or buffer: features and head must make new modules at each call"
+            )
+        seen |= tensors
 
 
 class _Experiment:
@@ -120,7 +143,7 @@ class _Experiment:
         report: Report,
     ):
         check_shared(configs)
-        check_features(configs, setting.features)
+        check_own(configs, setting.own)
         self.configs = configs
         self.streams_of = streams_of
         self.data = data
@@ -156,9 +179,12 @@ class _Experiment:
         streams = move_streams(self.streams_of(share.trials), self.device)
         shape, num_classes = streams[0].input_shape, streams[0].num_classes
         learners = [
-            build_learner(self.configs[c], trial, shape, num_classes, self.device, self.dtype, self.setting.features)
+            build_learner(self.configs[c], trial, shape, num_classes, self.device, self.dtype, self.setting.own)
             for c, trial in share.keys
         ]
+        check_apart(learners)
+        for learner in learners:
+            check_step(learner.penalty, learner.config.penalty_step)
         return learners, Batches(share.trials, streams, self.configs[0].seed, self.dtype)
 
     def _train(self, k: int, kept: Checkpoint | None) -> None:
@@ -193,8 +219,6 @@ class _Experiment:
                 checkpoints.save(self.configs, k, self.limit, learners, self.outcomes, place)
 
         say(notes)
-        if kept is not None:
-            kept.restore_random_state()  # last, since a program may try its models out
         run_stream(program, batches, self.configs[self.shares[k].configs[0]], place, Watch(moved, learned, keep))
 
     def _share_of_whole(self, k: int, place: Place) -> float:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from engram.build import build_model, build_streams, choose_device
-from engram.checkpoint import SECONDS_BETWEEN, Checkpoints
+from engram.build import NOTHING_OWN, build_model, build_streams, choose_device
+from engram.checkpoint import NAME, SECONDS_BETWEEN, Checkpoints, digest
 from engram.config import METHODS, Config, load_config
 from engram.data.samples import Dataset
 from engram.errors import InputError, check_choice
-from engram.experiment import Progress, Report, Setting, check_features, run_on
+from engram.experiment import Progress, Report, Setting, check_own, run_on
 from engram.news import News
 from engram.results import (
     FORMAT,
@@ -76,6 +76,7 @@ def run_methods(
             "device": str(where),
             "precision": precision,
             "max_stack": max_stack,
+            "settings": digest(configs),
             "versions": versions(),
             "surroundings": surroundings(where),
             "data": [dataset.provenance() for dataset in datasets],
@@ -105,6 +106,8 @@ def resume_methods(
         except (KeyError, TypeError) as reason:
             raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({reason})") from reason
         now = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
+        if description.get("settings") != digest(configs):
+            raise InputError(f"the settings in {folder} were changed since the run began")
         if now != then:
             raise InputError(f"the data are not those that the run in {folder} began with")
         where = check_options(configs, *options)
@@ -118,6 +121,10 @@ def resume_methods(
             sweep(place)
         log = start_log(folder)
         log(f"engram run --resume {folder} on {where}")
+        if not (folder / NAME).exists():
+            nothing = "nothing was kept yet when the run was stopped: it begins again"
+            log(nothing)
+            report(Progress(0, 0, note=nothing))
         if changed:
             warning = f"the results may differ from those of a run never stopped, in last bits: {'; '.join(changed)}"
             log(warning)
@@ -187,7 +194,7 @@ def check_options(configs: Sequence[Config], device: str, precision: str, max_st
     """Refuse what cannot be run anywhere, or not here; returns the device."""
     check_choice("precision", precision, PRECISIONS)
     plan_stacks(configs, max_stack)
-    check_features(configs, None)
+    check_own(configs, NOTHING_OWN)
     return choose_device(device)
 
 

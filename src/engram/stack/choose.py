@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -16,6 +16,7 @@ from engram.errors import InputError
 from engram.learner import Learner
 from engram.penalties import NoPenalty
 from engram.stack.descent import own_method
+from engram.stack.draws import draws_numbers
 from engram.stack.mapped import Mapped
 from engram.stack.memory import bytes_of, bytes_of_data
 from engram.stack.one_by_one import OneByOne
@@ -85,6 +86,8 @@ def reason_against_mapping(
     method = own_method(group[0].penalty)
     if method is not None:
         return f"{type(group[0].penalty).__name__} has a `{method}` of its own"
+    if draws_numbers(group[0].model, *example):
+        return "the model draws random numbers, which a stack would draw otherwise"
     pair = (group[0], group[-1])
     expected, twins = ([copy.deepcopy(learner.model) for learner in pair] for _ in range(2))
     try:
@@ -94,14 +97,16 @@ def reason_against_mapping(
         logits = section.logits(example[0], shared=True)
         before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}
         inputs, targets = (tensor[None] for tensor in example)
-        section.step(inputs, targets, range(logits.shape[2]), slice(0, 2))
+        losses = section.step(inputs, targets, range(logits.shape[2]), slice(0, 2))
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):
         with torch.no_grad():
-            if not torch.allclose(model.eval()(example[0]), logits[row], rtol=1e-2, atol=1e-2):
+            looked, trained = model.eval()(example[0]), model.train()(*example)
+            loss = torch.nn.functional.cross_entropy(trained, example[1])
+        for alone, mapped in ((looked, logits[row]), (loss, losses[row])):
+            if not torch.allclose(alone, mapped, rtol=1e-2, atol=1e-2):
                 return "the model computes something else when it is mapped"
-            model.train()(*example)
         for name, buffer in model.named_buffers():
             moved = not torch.equal(buffer, before[name][row])
             if moved and torch.equal(section.rows.buffers[name][row], before[name][row]):
@@ -123,12 +128,18 @@ def largest_stack(configs: Sequence[Config], build: Build, device: torch.device)
         inputs = read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=batches.dtype)
         largest = max(largest, bytes_of(learners[0], inputs))
         data = max(data, bytes_of_data(batches))
+    if device.type == "cpu":
+        data = 0  # they are there already
     return max(1, int(SHARE_OF_MEMORY * (free - data)) // largest)
 
 
 def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    if device.type == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
+    if device.type != "cpu":
+        return None
+    try:  # what Linux could free counts too
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None

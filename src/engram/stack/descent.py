@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.errors import InputError
 from engram.learner import Learner
 from engram.masking import mask_logits
 from engram.penalties import SI, Penalty
 from engram.penalties.per_sample import find_product_layers
+from engram.stack.chains import chain_of
 
 
 class Descent(Protocol):
@@ -41,6 +43,16 @@ def own_method(penalty: Penalty) -> str | None:
         if getattr(kind, name) not in usual or name in vars(penalty):
             return name
     return None
+
+
+def check_step(penalty: Penalty, step: str) -> None:
+    """Refuse a loss of a penalty's own that the proximal step, made for the quadratic form, would pass over."""
+    kind = type(penalty)
+    own = [name for name in ("loss", "gradient") if getattr(kind, name) is not getattr(Penalty, name)]
+    if own and step == "proximal" and kind.proximal_step is Penalty.proximal_step:
+        raise InputError(
+            f"{kind.__name__} has a `{own[0]}` of its own but not a `proximal_step`: set penalty_step to gradient"
+        )
 
 
 class Scratch(threading.local):
@@ -120,16 +132,12 @@ class FactoredDescent:
         self.trained = {n: theta for n, theta in learner.model.named_parameters() if theta.requires_grad}
         self.direct = {n: theta for n, theta in self.trained.items() if n not in deferred}
         self.seen: dict[str, tuple[Tensor, Tensor]] = {}
-        self.recording = False
-        for prefix, layer in self.layers.items():
-            layer.register_forward_hook(self._watch(prefix))
 
     def _watch(self, prefix: str) -> Callable:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            if self.recording:
-                if not output.requires_grad:
-                    output.requires_grad_()
-                self.seen[prefix] = (args[0], output)
+            if not output.requires_grad:
+                output.requires_grad_()
+            self.seen[prefix] = (args[0], output)
 
         return hook
 
@@ -148,16 +156,18 @@ class FactoredDescent:
 
     @contextmanager
     def steps(self) -> Iterator[None]:
-        layers = [theta for layer in self.layers.values() for theta in layer.parameters(recurse=False)]
-        self.recording = True
-        for theta in layers:
-            theta.requires_grad_(False)  # autograd need not make their gradients
+        """Within it, the factored layers are watched, and autograd need not make their gradients."""
+        hooks = [layer.register_forward_hook(self._watch(prefix)) for prefix, layer in self.layers.items()]
+        weights = [theta for layer in self.layers.values() for theta in layer.parameters(recurse=False)]
+        for theta in weights:
+            theta.requires_grad_(False)
         try:
             yield
         finally:
-            self.recording = False
+            for hook in hooks:
+                hook.remove()
             self.seen.clear()
-            for theta in layers:
+            for theta in weights:
                 theta.requires_grad_(True)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -210,26 +220,31 @@ class ContractDescent:
 
 
 def factored_layers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[str]:
-    """The names of the linear layers whose gradients may stay products, seen in one pass over a small batch."""
+    """The names of the linear layers whose gradients may stay products; tried out on a small batch."""
+    names = [link.name for link in chain_of(model) if link.sole and _is_trained_linear(link.layer)]
     twin = copy.deepcopy(model).train()
-    names = []
-    for prefix, product in find_product_layers(twin, inputs, targets).items():
-        layer = product.layer
-        own = {prefix + name for name, theta in layer.named_parameters(recurse=False) if theta.requires_grad}
-        if type(layer).forward is nn.Linear.forward and own and own == product.parameters:
-            names.append(prefix.removesuffix("."))
-    return names if _outputs_can_be_leaves(twin, names, inputs, targets) else []
+    found = find_product_layers(twin, inputs, targets)  # not those that see more than one row a sample
+    names = [name for name in names if f"{name}." in found]
+    return names if _outputs_stay(twin, names, inputs, targets) else []
 
 
-def _outputs_can_be_leaves(model: nn.Module, names: Sequence[str], inputs: Tensor, targets: Tensor) -> bool:
-    """An activation in place would overwrite what came out of a layer, which autograd refuses."""
+def _is_trained_linear(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear and all(theta.requires_grad for theta in layer.parameters())
+
+
+def _outputs_stay(model: nn.Module, names: Sequence[str], inputs: Tensor, targets: Tensor) -> bool:
+    """Whether what comes out of the layers is left as it is: an activation in place would change it under our hands."""
+    kept: list[tuple[Tensor, int]] = []
+
+    def keep(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if not output.requires_grad:
+            output.requires_grad_()
+        kept.append((output, output._version))
+
     for name in names:
-        layer = model.get_submodule(name).requires_grad_(False)
-        layer.register_forward_hook(
-            lambda module, args, output: None if output.requires_grad else output.requires_grad_()
-        )
+        model.get_submodule(name).requires_grad_(False).register_forward_hook(keep)
     try:
         model(inputs, targets).sum().backward()
     except RuntimeError:
         return False
-    return True
+    return all(output._version == version for output, version in kept)

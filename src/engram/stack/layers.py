@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from engram.masking import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
+from engram.stack.chains import Link, chain_of
 
 LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
 
@@ -26,28 +27,33 @@ def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | 
     """Make a model's layers ready to be mapped over a stack; only for mapping, from then on."""
     if kernels is None or patches is None:
         return
+    chain = chain_of(model)
+    _fuse_linear_layers(chain, kernels)
+    _fuse_convolutions(chain, patches)
     for module in model.modules():
-        if type(module).forward is nn.Sequential.forward:
-            children = list(module.children())
-            _fuse_linear_layers(children, kernels)
-            _fuse_convolutions(children, patches)
         if type(module).forward is DHPSoftmax.forward:
             assert isinstance(module, DHPSoftmax)
             if module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
                 module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
 
 
-def _fuse_linear_layers(layers: Sequence[nn.Module], kernels: ModuleType) -> None:
+def _fuse_linear_layers(chain: Sequence[Link], kernels: ModuleType) -> None:
     """A linear layer and its LeakyReLU become one: the first does it all, the second passes it on."""
-    for linear, activation in pairwise(layers):
+    for first, second in pairwise(chain):
+        linear, activation = first.layer, second.layer
+        if not (first.sole and second.sole):
+            continue
         if type(linear) is nn.Linear and linear.bias is not None and type(activation) is nn.LeakyReLU:
             linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign, assignment]
             activation.forward = _pass_on  # type: ignore[method-assign, assignment]
 
 
-def _fuse_convolutions(layers: Sequence[nn.Module], patches: ModuleType) -> None:
+def _fuse_convolutions(chain: Sequence[Link], patches: ModuleType) -> None:
     """A convolution, its LeakyReLU and 2×2 max-pooling become one."""
-    for convolution, activation, pooling in zip(layers, layers[1:], layers[2:], strict=False):
+    for links in zip(chain, chain[1:], chain[2:], strict=False):
+        convolution, activation, pooling = (link.layer for link in links)
+        if not all(link.sole for link in links):
+            continue
         if _is_plain(convolution) and type(activation) is nn.LeakyReLU and _halves(pooling):
             assert isinstance(convolution, nn.Conv2d)
             convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign, assignment]

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from engram.data.batches import Piece, batches_of, read_inputs
-from engram.errors import NotFiniteError
+from engram.errors import InputError, NotFiniteError
 from engram.evaluate import accuracy
 from engram.learner import DYNAMICS, Learner, read_dynamics
 from engram.stack.descent import ContractDescent, Descent, FactoredDescent, factored_layers, own_method
+from engram.stack.draws import draws_numbers, own_generators, seed_draws
 from engram.stack.program import Batches
 
 GATHERED = 16  # batches that are read at once for all models of a trial, few enough to stay in a cache
@@ -31,7 +32,10 @@ class OneByOne:
         self.place = {trial: place for place, trial in enumerate(batches.trials)}
         example = batches.tasks(0)[0].train[slice(2)]
         inputs = read_inputs(example.inputs, dtype=batches.dtype)
-        self.descents = [_descent(learner, inputs, example.targets) for learner in self.learners]
+        self.device = inputs.device
+        with own_generators(self.device):
+            self.descents = [_descent(learner, inputs, example.targets) for learner in self.learners]
+        self.draws = [draws_numbers(learner.model, inputs, example.targets) for learner in self.learners]
         self.orders: list[Tensor] = []
         self.notes: list[str] = []
 
@@ -42,14 +46,13 @@ class OneByOne:
             descent.begin_task(self.tasks[self.place[learner.trial]].classes)
 
     def begin_epoch(self, n: int, epoch: int) -> None:
-        device = self.tasks[0].train.inputs.device
-        self.orders = [order.to(device) for order in self.batches.orders(n, epoch)]
+        self.now = (n, epoch)
+        self.orders = [order.to(self.device) for order in self.batches.orders(n, epoch)]
 
     def train(self, piece: Piece) -> Tensor:
         places = range(len(self.batches.trials))[piece.trials]
         chosen = [i for i, learner in enumerate(self.learners) if self.place[learner.trial] in places]
-        device = self.tasks[0].train.inputs.device
-        losses = torch.full((len(chosen), piece.num_steps), float("nan"), device=device, dtype=self.batches.dtype)
+        losses = torch.full((len(chosen), piece.num_steps), float("nan"), device=self.device, dtype=self.batches.dtype)
 
         def train_some(part: Sequence[int]) -> None:
             """Rows `part` of `losses`, whose learners are of one or of several trials."""
@@ -57,7 +60,10 @@ class OneByOne:
                 own = [row for row in part if self.place[self.learners[chosen[row]].trial] == place]
                 self._train_trial(piece, place, [chosen[row] for row in own], losses, own)
 
-        in_parallel(train_some, [row for row, i in enumerate(chosen) if self.learners[i].learning], device)
+        learning = [row for row, i in enumerate(chosen) if self.learners[i].learning]
+        in_parallel(train_some, [row for row in learning if not self.draws[chosen[row]]], self.device)
+        with own_generators(self.device):  # which all threads share
+            train_some([row for row in learning if self.draws[chosen[row]]])
         return losses
 
     def _train_trial(self, piece: Piece, place: int, own: list[int], losses: Tensor, rows: list[int]) -> None:
@@ -65,8 +71,20 @@ class OneByOne:
             read = self._batches(piece, place, range(start, min(start + GATHERED, piece.num_steps)))
             for i, row in zip(own, rows, strict=True):
                 with self.descents[i].steps():
-                    taken = [self.descents[i].step(inputs, targets) for inputs, targets in read]
+                    taken = [self._step(i, piece.first_step + start + k, *batch) for k, batch in enumerate(read)]
                 losses[row, start : start + len(taken)] = torch.stack(taken)
+
+    def _step(self, i: int, step: int, inputs: Tensor, targets: Tensor) -> Tensor:
+        learner = self.learners[i]
+        if self.draws[i]:
+            seed_draws(self.batches.seed, learner.trial, *self.now, step)
+        try:
+            return self.descents[i].step(inputs, targets)
+        except InputError:
+            raise
+        except ValueError as reason:  # PyTorch's word for a batch of one, to BatchNorm
+            where = f"task {self.now[0] + 1} of trial {learner.trial + 1}, on a batch of {len(inputs)}"
+            raise InputError(f"the model of {learner.config.method} cannot train in {where}: {reason}") from reason
 
     def _batches(self, piece: Piece, place: int, steps: range) -> list[tuple[Tensor, Tensor]]:
         task = self.tasks[place]
@@ -103,7 +121,7 @@ class OneByOne:
                 except NotFiniteError:  # importances that overflow though the weights do not
                     finite[i] = False
 
-        in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning])
+        in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
         return finite
 
     def evaluate(self, tasks: Sequence[int]) -> Tensor:
@@ -115,7 +133,7 @@ class OneByOne:
                 for column, n in enumerate(tasks):
                     values[i, column] = accuracy(self.learners[i].model, stream[n], self.batches.dtype)
 
-        in_parallel(evaluate_some, [i for i, learner in enumerate(self.learners) if learner.learning])
+        in_parallel(evaluate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
         return values
 
 
@@ -125,26 +143,26 @@ def _descent(learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
     return FactoredDescent(learner, factored_layers(learner.model, inputs, targets))
 
 
-def in_parallel(work: Callable[[Sequence[int]], None], items: list[int], device: torch.device | None = None) -> None:
-    """Do the work on some of the items in each of several threads; a single item has all threads to itself."""
+def in_parallel(work: Callable[[Sequence[int]], None], items: list[int], device: torch.device) -> None:
+    """Do the work on a CPU with the items divided among threads; where there are fewer items, each has several."""
     num_threads = torch.get_num_threads()
-    on_cpu = device is None or device.type == "cpu"
-    if not on_cpu or num_threads == 1 or len(items) < num_threads:
+    num_workers = min(num_threads, len(items)) if device.type == "cpu" else 1
+    if num_workers <= 1:
         work(items)
         return
-    share = -(-len(items) // num_threads)
+    share = -(-len(items) // num_workers)
     parts = [items[start : start + share] for start in range(0, len(items), share)]
-    with single_threaded(), ThreadPoolExecutor(len(parts)) as pool:
+    with threads_each(num_threads // len(parts)), ThreadPoolExecutor(len(parts)) as pool:
         for done in [pool.submit(work, part) for part in parts]:
             done.result()
 
 
 @contextmanager
-def single_threaded() -> Iterator[None]:
-    """One thread for each product; threads that start within it keep to that."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads_each(number: int) -> Iterator[None]:
+    """So many threads for each product; threads that start within it keep to that."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(num_threads)
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""What a program is: learners that share their batches, and the five things that the loop asks of them."""
+"""What a program is: learners that share their batches, and the seven things that the loop asks of them."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Section:
             self.ones[losses.shape] = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-            if gradient is not None:
-                self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
+            gradient = torch.zeros_like(leaf) if gradient is None else gradient  # a penalty pulls an idle weight too
+            self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
         return losses.detach().flatten()
 
     @torch.no_grad()
