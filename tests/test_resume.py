@@ -360,6 +360,22 @@ def test_other_settings_are_refused(stopped: Path) -> None:
         go_on(stopped)
 
 
+def test_other_settings_are_refused_though_nothing_was_kept_yet(stopped: Path) -> None:
+    (stopped / NAME).unlink()
+    path = next(stopped.glob("*/config.toml"))
+    path.write_text(path.read_text().replace("epochs = 3", "epochs = 2"))
+    with pytest.raises(InputError, match="were changed since the run began"):
+        go_on(stopped)
+
+
+def test_a_checkpoint_with_another_header_is_refused(stopped: Path) -> None:
+    content = (stopped / NAME).read_bytes()
+    assert b'\\"stack\\": 0' in content
+    (stopped / NAME).write_bytes(content.replace(b'\\"stack\\": 0', b'\\"stack\\": 1'))
+    with pytest.raises(InputError, match="checksum"):
+        go_on(stopped)
+
+
 def test_other_versions_are_noted_and_go_on(stopped: Path, whole: Path) -> None:
     description = json.loads((stopped / "run.json").read_text())
     description["versions"]["torch"] = "1.0"

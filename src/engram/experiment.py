@@ -125,9 +125,7 @@ def check_apart(learners: Sequence[Learner]) -> None:
     for learner in learners:
         tensors = {id(tensor) for tensor in [*learner.model.parameters(), *learner.model.buffers()]}
         if tensors & seen:
-            raise InputError(
-                "two models share a parameter or buffer: features and head must make new modules at each call"
-            )
+            raise InputError("two models share a tensor: features and head must make a new module at each call")
         seen |= tensors
 
 

@@ -130,7 +130,8 @@ def _repeated(work: Sequence[Products], device: torch.device) -> Take:
             once()
         again = graph.replay
 
-    def many(num_steps: int) -> None:
+    def many(num_steps: int, kept: Sequence[Products] = work) -> None:
+        """`kept`: a graph reads and writes the memory of what was captured, and does not hold it itself."""
         for _ in range(num_steps):
             again()
 
