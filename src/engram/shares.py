@@ -47,7 +47,7 @@ def check_shared(configs: Sequence[Config]) -> None:
 def plan_stacks(configs: Sequence[Config], limit: int | None) -> list[Share]:
     """Configs that take the same steps share a stack; where one is too large, trials are divided, then methods."""
     check_shared(configs)
-    if limit is not None and limit < 1:
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise InputError(f"a stack has at least one model, not {limit}")
     trials = tuple(range(configs[0].first_trial, configs[0].first_trial + configs[0].trials))
     groups: dict[tuple, list[int]] = {}

@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engram.stack.head_kernels import read_back, write_trace
 from engram.stack.step import Step
 
-
-def _precision() -> str:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+__all__ = ["activate", "cross_entropy", "gather", "pass_back", "read_back", "take_step", "write_trace"]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -185,130 +184,3 @@ def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tens
         gradient, out, delta, by_bias, slope, units, batch, *gradient.stride(), **tile
     )
     return delta, by_bias
-
-
-# --- the plastic head -------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _write_trace(
-    hidden, targets, weight, alpha, eta_of, hebb, in_force, surprise, UNITS, CLASSES, BATCH, SHARING,
-    MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE, UNIT_RANGE: tl.constexpr,
-    BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    model = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
-    c = tl.arange(0, BLOCK_CLASS)
-    total = tl.zeros((BLOCK_UNIT, BLOCK_CLASS), dtype=tl.float32)
-    count = tl.zeros((BLOCK_CLASS,), dtype=tl.float32)
-    for first in range(0, BATCH, BLOCK_BATCH):
-        b = first + tl.arange(0, BLOCK_BATCH)
-        source = hidden + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
-        h = tl.load(source, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :], other=0.0)
-        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
-        member = tl.where(y[:, None] == c[None, :], 1.0, 0.0)  # (B, C)
-        total = tl.dot(h, member, total, input_precision=PRECISION)
-        count += tl.sum(member, axis=0)
-    eta = tl.load(eta_of + model)
-    if UNIT_RANGE:
-        eta = tl.minimum(tl.maximum(eta, 0.0), 1.0)
-        tl.store(eta_of + model, eta)
-    place = (model * CLASSES + c[None, :]) * UNITS + unit[:, None]
-    inside = (unit < UNITS)[:, None] & (c < CLASSES)[None, :]
-    trace = tl.load(hebb + place, mask=inside, other=0.0)
-    change = tl.where(count[None, :] > 0, total / tl.maximum(count, 1.0)[None, :] - trace, 0.0)
-    trace += eta * change
-    tl.store(hebb + place, trace, mask=inside)
-    tl.store(surprise + place, change, mask=inside)
-    slow = tl.load(weight + place, mask=inside, other=0.0)
-    tl.store(in_force + place, slow + tl.load(alpha + place, mask=inside, other=0.0) * trace, mask=inside)
-
-
-@triton.jit
-def _read_back(
-    delta, hidden, targets, alpha, eta_of, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
-    UNITS, CLASSES, BATCH, SHARING, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
-    BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    model = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
-    c = tl.arange(0, BLOCK_CLASS)
-    slope = tl.zeros((BLOCK_UNIT, BLOCK_CLASS), dtype=tl.float32)  # D of `PlasticSoftmax`, turned
-    count = tl.zeros((BLOCK_CLASS,), dtype=tl.float32)
-    for first in range(0, BATCH, BLOCK_BATCH):
-        b = first + tl.arange(0, BLOCK_BATCH)
-        source = hidden + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
-        h = tl.load(source, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :], other=0.0)
-        where = delta + (model * BATCH + b[:, None]) * CLASSES + c[None, :]
-        d = tl.load(where, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :], other=0.0)
-        slope = tl.dot(h, d, slope, input_precision=PRECISION)
-        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
-        count += tl.sum(tl.where(y[:, None] == c[None, :], 1.0, 0.0), axis=0)
-    place = (model * CLASSES + c[None, :]) * UNITS + unit[:, None]
-    inside = (unit < UNITS)[:, None] & (c < CLASSES)[None, :]
-    fast = slope * tl.load(alpha + place, mask=inside, other=0.0)
-    tl.store(by_weight + place, slope, mask=inside)
-    tl.store(by_alpha + place, slope * tl.load(hebb + place, mask=inside, other=0.0), mask=inside)
-    felt = tl.sum(fast * tl.load(surprise + place, mask=inside, other=0.0))
-    tl.store(by_eta + model * tl.num_programs(0) + tl.program_id(0), felt)
-    force = tl.load(in_force + place, mask=inside, other=0.0)
-    fast = tl.load(eta_of + model) * fast / tl.maximum(count, 1.0)[None, :]
-    for first in range(0, BATCH, BLOCK_BATCH):
-        b = first + tl.arange(0, BLOCK_BATCH)
-        where = delta + (model * BATCH + b[:, None]) * CLASSES + c[None, :]
-        d = tl.load(where, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :], other=0.0)
-        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
-        member = tl.where(y[:, None] == c[None, :], 1.0, 0.0)
-        result = tl.dot(force, tl.trans(d), input_precision=PRECISION)
-        result = tl.dot(fast, tl.trans(member), result, input_precision=PRECISION)
-        where = by_hidden + (model * UNITS + unit[:, None]) * BATCH + b[None, :]
-        tl.store(where, result, mask=(unit < UNITS)[:, None] & (b < BATCH)[None, :])
-
-
-def _head_tile(classes: int, batch: int, units: tuple[int, int], warps: tuple[int, int]) -> dict[str, int]:
-    """Sizes of the tiles, as measured: `units` and `warps` for few classes (one tensor-core tile), and for more."""
-    many = classes > 16
-    return {
-        "BLOCK_UNIT": units[many],
-        "BLOCK_CLASS": max(16, triton.next_power_of_2(classes)),
-        "BLOCK_BATCH": max(16, min(64, triton.next_power_of_2(batch))),
-        "num_warps": warps[many],
-    }
-
-
-def write_trace(
-    hidden: Tensor, targets: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, bounded: bool
-) -> tuple[Tensor, Tensor]:
-    """Eq. 3 for hidden activations (N, B, m) in any layout; η and the trace change in place.
-
-    Returns the weight in force and the surprise h̃ − Hebb, both (N, C, m).
-    """
-    num_models, classes, units = weight.shape
-    batch = hidden.shape[1]
-    in_force, surprise = torch.empty_like(weight), torch.empty_like(weight)
-    tile = _head_tile(classes, batch, units=(64, 32), warps=(1, 2))
-    _write_trace[(triton.cdiv(units, tile["BLOCK_UNIT"]), num_models)](
-        hidden, targets, weight, alpha, eta, hebb, in_force, surprise, units, classes, batch,
-        num_models // len(targets), *hidden.stride(),
-        UNIT_RANGE=bounded, PRECISION=_precision(), **tile,
-    )  # fmt: skip
-    return in_force, surprise
-
-
-def read_back(
-    delta: Tensor, hidden: Tensor, targets: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, in_force: Tensor,
-    surprise: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The derivatives by θ, α (N, C, m), η (N,) and h (N, m, B), of `PlasticSoftmax`."""
-    num_models, classes, units = alpha.shape
-    batch = hidden.shape[1]
-    by_weight, by_alpha = torch.empty_like(alpha), torch.empty_like(alpha)
-    by_hidden = alpha.new_empty(num_models, units, batch)
-    tile = _head_tile(classes, batch, units=(32, 64), warps=(1, 4))
-    blocks = triton.cdiv(units, tile["BLOCK_UNIT"])
-    by_eta = alpha.new_empty(num_models, blocks)
-    _read_back[(blocks, num_models)](
-        delta, hidden, targets, alpha, eta, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
-        units, classes, batch, num_models // len(targets), *hidden.stride(), PRECISION=_precision(), **tile,
-    )  # fmt: skip
-    return by_weight, by_alpha, by_eta.sum(dim=1), by_hidden
