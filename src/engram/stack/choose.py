@@ -32,7 +32,8 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
         return OneByOne(learners, batches), []
     kernels = load_kernels(batches.dtype)
     notes = [] if kernels else ["Triton is missing or does not serve here: a stack is slower without it"]
-    first = batches.tasks(0)[0].train[slice(2)]
+    # As large as the batches to come: kernels that are compiled for the trial then serve the run too.
+    first = batches.tasks(0)[0].train[slice(learners[0].config.batch_size)]
     example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
     alike: list[list[Learner]] = []
     alone: list[Learner] = []
