@@ -14,8 +14,6 @@ env: .venv/.made
 	touch $@
 
 # mnist-small has a sixth of the digits: batches of 10 in place of 64 keep the paper's number of steps an epoch.
-# Networks this small are faster on a single thread.
-demo: export OMP_NUM_THREADS = 1
 demo: env
 	rm -rf demo
 	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out demo
