@@ -44,18 +44,17 @@ class Mapped:
         self.batches = batches
         self.place = {trial: place for place, trial in enumerate(batches.trials)}
         self.learners = [learner for group in groups for learner in group]
-        first = batches.tasks(0)[0].train[slice(2)]
         self.sections = [Section(group, kernels) for group in groups]
-        self.device = first.inputs.device
+        self.device = batches.tasks(0)[0].train.inputs.device
         self.kernels = kernels
         self.captures = self.device.type == "cuda" and kernels is not None
         self.branches = [torch.cuda.Stream() for _ in self.sections[1:]] if self.captures else []
         self.notes: list[str] = []
         self.evaluated = Portion(EVALUATED, "an evaluation", self.notes)
         self.weighed = Portion(WEIGHED, "an importance", self.notes)
-        self.drawing = ThreadPoolExecutor(1)
+        self.aside = ThreadPoolExecutor(2)  # what can be done while the GPU is at work
         # `torch.func.grad`, first needed when a task ends, imports this, which takes long enough to be noticed.
-        self.drawing.submit(import_module, "torch._dynamo")
+        self.aside.submit(import_module, "torch._dynamo")
         self.drawn: tuple[tuple[int, int], Future[Tensor]] | None = None
         self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
@@ -80,7 +79,7 @@ class Mapped:
         drawn = self.drawn[1].result() if self.drawn is not None and ready else self._draw(n, epoch)
         self.order.copy_(drawn, non_blocking=True)
         # The next epoch's order is drawn while the GPU is at work on this one.
-        self.drawn = ((n, epoch + 1), self.drawing.submit(self._draw, n, epoch + 1))
+        self.drawn = ((n, epoch + 1), self.aside.submit(self._draw, n, epoch + 1))
 
     def _draw(self, n: int, epoch: int) -> Tensor:
         """(T, samples): the order of each trial, and zeros where a trial has fewer."""
