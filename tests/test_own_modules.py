@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +58,13 @@ def with_hook() -> nn.Module:
     return model
 
 
+def forward_of_its_own() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+    layer = model[0]
+    layer.forward = lambda x: F.linear(x, layer.weight.abs(), layer.bias)
+    return model
+
+
 def shared_weight() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
     model[2].weight = model[0].weight
@@ -82,6 +88,7 @@ FEATURES: dict[str, Callable[[], nn.Module]] = {
     "twice for large batches": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), TwiceForLargeBatches()),
     "frozen weight": frozen_weight,
     "hook": with_hook,
+    "forward of its own": forward_of_its_own,
     "shared weight": shared_weight,
     "shared activation": shared_activation,
     "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU()),
@@ -96,7 +103,9 @@ def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
     config = preset("own", method, network="own", learning_rate=0.1)
     learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(FEATURES[name]))
     inputs, targets = torch.rand(16, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
-    reference = copy.deepcopy(learner.model).train()
+    # Made anew, since a copy of a `forward` of its own would still call the weights of the first.
+    reference = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(FEATURES[name])).model.train()
+    reference.load_state_dict(learner.model.state_dict())
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     trained = [theta.requires_grad for theta in learner.model.parameters()]
     descent = FactoredDescent(learner, factored_layers(learner.model, inputs[:2], targets[:2]))
@@ -122,7 +131,7 @@ def test_layers_are_run_in_a_way_of_their_own_only_where_their_use_is_certain() 
     assert sole("plain") == ["features.0", "features.2"]
     assert sole("nested") == ["features.0.0", "features.1.0"]
     assert sole("twice for large batches") == ["features.0"]
-    assert sole("hook") == sole("shared weight") == []
+    assert sole("hook") == sole("shared weight") == sole("forward of its own") == []
     assert chain_of(Network(Residual(), engram.PlainSoftmax(8, 3))) == []
     assert chain_of(nn.Sequential(nn.Linear(3, 3))) == []
 
@@ -220,3 +229,10 @@ def test_a_loss_of_ones_own_is_not_passed_over() -> None:
         for penalty in (None, lambda model: Absolute(model, strength=1.0))
     )
     assert free.dynamics[-1]["loss"] != held.dynamics[-1]["loss"]
+
+
+def test_a_forward_that_was_set_on_one_layer_is_not_mapped() -> None:
+    config = preset("own", "finetune", network="own")
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(forward_of_its_own))
+    example = (torch.rand(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+    assert "set on it alone" in str(reason_against_mapping([learner], example, None))

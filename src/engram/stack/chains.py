@@ -39,7 +39,7 @@ def chain_of(model: nn.Module) -> list[Link]:
                 follow(f"{prefix}.{name}", child)
                 continue
             own = [p for p in child._parameters.values() if p is not None]
-            sole = places[id(child)] == 1 and not _has_hooks(child) and all(owners[id(p)] == 1 for p in own)
+            sole = places[id(child)] == 1 and _is_as_made(child) and all(owners[id(p)] == 1 for p in own)
             links.append(Link(f"{prefix}.{name}", child, sole))
 
     follow("features", model.features)
@@ -47,11 +47,10 @@ def chain_of(model: nn.Module) -> list[Link]:
 
 
 def _is_sequential(module: nn.Module) -> bool:
-    return type(module).forward is nn.Sequential.forward and not _has_hooks(module)
+    return type(module).forward is nn.Sequential.forward and _is_as_made(module)
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Hooks may do anything; those of `torch.nn.utils` make a weight from others."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+def _is_as_made(module: nn.Module) -> bool:
+    """Whether it does what its class says: no hooks, which may do anything, and no `forward` of this one's own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not any(hooks) and not {"forward", "_call_impl"} & set(vars(module)) and "__call__" not in vars(type(module))

@@ -87,6 +87,9 @@ def reason_against_mapping(
     method = own_method(group[0].penalty)
     if method is not None:
         return f"{type(group[0].penalty).__name__} has a `{method}` of its own"
+    for name, module in group[0].model.named_modules():
+        if "forward" in vars(module):  # a function that knows this one module, and not its rows in a stack
+            return f"the layer {name!r} has a `forward` that was set on it alone"
     if draws_numbers(group[0].model, *example):
         return "the model draws random numbers, which a stack would draw otherwise"
     pair = (group[0], group[-1])
