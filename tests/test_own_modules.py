@@ -65,6 +65,28 @@ def forward_of_its_own() -> nn.Module:
     return model
 
 
+def with_gradient_hook() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Hooked())
+    model[0].weight.register_hook(lambda gradient: 0.1 * gradient)
+    return model
+
+
+class Hooked(nn.Module):
+    """Halves the gradient of what enters it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient / 2)
+        return x
+
+
+class Turned(nn.Sequential):
+    """Goes through its layers in another order."""
+
+    def __iter__(self):
+        return reversed(list(super().__iter__()))
+
+
 def shared_weight() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
     model[2].weight = model[0].weight
@@ -89,6 +111,9 @@ FEATURES: dict[str, Callable[[], nn.Module]] = {
     "frozen weight": frozen_weight,
     "hook": with_hook,
     "forward of its own": forward_of_its_own,
+    "gradient hook": with_gradient_hook,
+    "hook on what came out": lambda: nn.Sequential(nn.Linear(6, 8), Hooked(), nn.Linear(8, 8)),
+    "iterates otherwise": lambda: Turned(nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(6, 8)),
     "shared weight": shared_weight,
     "shared activation": shared_activation,
     "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU()),
@@ -131,7 +156,7 @@ def test_layers_are_run_in_a_way_of_their_own_only_where_their_use_is_certain() 
     assert sole("plain") == ["features.0", "features.2"]
     assert sole("nested") == ["features.0.0", "features.1.0"]
     assert sole("twice for large batches") == ["features.0"]
-    assert sole("hook") == sole("shared weight") == sole("forward of its own") == []
+    assert sole("hook") == sole("shared weight") == sole("forward of its own") == sole("iterates otherwise") == []
     assert chain_of(Network(Residual(), engram.PlainSoftmax(8, 3))) == []
     assert chain_of(nn.Sequential(nn.Linear(3, 3))) == []
 
@@ -150,6 +175,15 @@ def test_models_that_share_a_tensor_are_refused() -> None:
     config = preset("own", "finetune", network="own", trials=2, epochs=1)
     with pytest.raises(InputError, match="two models share a tensor"):
         engram.run(config, stream=own_stream(), features=lambda: shared)
+    pretrained = torch.randn(8, 256)
+
+    def from_pretrained() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(256, 8))
+        module[1].weight = nn.Parameter(pretrained)
+        return module
+
+    with pytest.raises(InputError, match="two models share a tensor"):
+        engram.run(config, stream=own_stream(), features=from_pretrained)
     with pytest.raises(InputError, match="makes a module, not a int"):
         engram.run(config, stream=own_stream(), features=lambda: 3)
 
@@ -236,3 +270,69 @@ def test_a_forward_that_was_set_on_one_layer_is_not_mapped() -> None:
     learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(forward_of_its_own))
     example = (torch.rand(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
     assert "set on it alone" in str(reason_against_mapping([learner], example, None))
+
+
+class ChangesLargeBatches(nn.Module):
+    """Works in place where there are many samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(3) if len(x) > 2 else 3 * x
+
+
+def test_a_change_in_place_that_a_small_batch_did_not_show_is_told() -> None:
+    features = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(256), nn.Linear(256, 8), ChangesLargeBatches())
+    config = preset("own", "finetune", network="own", trials=1, epochs=1, batch_size=8)
+    with pytest.raises(InputError, match="was changed in place"):
+        engram.run(config, stream=own_stream(), features=lambda: features, device="cpu")
+
+
+class Freezing(MAS):
+    """Freezes the first layer once a task has been learned."""
+
+    def consolidate(self, batches, classes=None) -> None:
+        super().consolidate(batches, classes)
+        self.model.features[1].requires_grad_(False)
+
+
+def test_a_layer_that_is_frozen_on_the_way_stays_as_it_is() -> None:
+    seen = []
+
+    def penalty(model: nn.Module) -> Freezing:
+        seen.append(model)
+        return Freezing(model, strength=1.0)
+
+    kept: list[Tensor] = []
+
+    def watch(progress: engram.Progress) -> None:
+        if progress.results is not None:
+            kept.append(seen[-1].features[1].weight.detach().clone())
+
+    config = preset("own", "finetune", hidden=[6], trials=1, epochs=1, batch_size=8)
+    engram.run(config, stream=own_stream(), penalty=penalty, report=watch, device="cpu")
+    assert torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("penalty_step", ["proximal", "gradient"])
+def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(6, 8), nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    config = preset("own", "mas", network="own", strength=1.0, penalty_step=penalty_step, learning_rate=0.1)
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(Idle))
+    learner.penalty.remember({name: torch.ones_like(theta) for name, theta in learner.penalty.parameters.items()})
+    idle = learner.model.features.idle
+    with torch.no_grad():
+        idle.weight.add_(1)
+    moved = idle.weight.detach().clone()
+    descent = FactoredDescent(learner, [])
+    descent.begin_task((0, 1, 2))
+    learner.model.train()
+    with descent.steps():
+        descent.step(torch.rand(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0]))
+    factor = 1 / 1.2 if penalty_step == "proximal" else 0.8  # 2 lr λ Ω = 0.2
+    torch.testing.assert_close(idle.weight.detach() - (moved - 1), torch.full_like(moved, factor))

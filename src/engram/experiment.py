@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from engram.build import NOTHING_OWN, Own, build_learner, build_streams, choose_device, load_datasets, precision_of
@@ -123,7 +124,10 @@ def check_apart(learners: Sequence[Learner]) -> None:
     """Refuse models that share a tensor: each would train the others."""
     seen: set[int] = set()
     for learner in learners:
-        tensors = {id(tensor) for tensor in [*learner.model.parameters(), *learner.model.buffers()]}
+        own = [*learner.model.parameters(), *learner.model.buffers()]
+        tensors = {
+            tensor.untyped_storage().data_ptr() for tensor in own if tensor.numel()
+        }  # of one made from another too
         if tensors & seen:
             raise InputError("two models share a tensor: features and head must make a new module at each call")
         seen |= tensors
@@ -153,7 +157,7 @@ class _Experiment:
     def run(self) -> list[Result]:
         checkpoints = self.setting.checkpoints
         kept = None if checkpoints is None else checkpoints.read(self.configs)
-        with precision_of(self.setting.precision) as self.dtype:
+        with precision_of(self.setting.precision) as self.dtype, torch.inference_mode(False), torch.enable_grad():
             self.limit = self._limit() if kept is None else kept.limit
             self.shares = plan_stacks(self.configs, self.limit)
             if len(self.shares) > 1:

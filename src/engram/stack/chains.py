@@ -47,7 +47,7 @@ def chain_of(model: nn.Module) -> list[Link]:
 
 
 def _is_sequential(module: nn.Module) -> bool:
-    return type(module).forward is nn.Sequential.forward and _is_as_made(module)
+    return type(module) is nn.Sequential and _is_as_made(module)
 
 
 def _is_as_made(module: nn.Module) -> bool:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engram.config import Config
 from engram.data.batches import read_inputs
 from engram.errors import InputError
 from engram.learner import Learner
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.penalties import NoPenalty
-from engram.stack.descent import own_method
+from engram.stack.descent import has_gradient_hooks, own_method
 from engram.stack.draws import draws_numbers
 from engram.stack.mapped import Mapped
 from engram.stack.memory import bytes_of, bytes_of_data
@@ -23,6 +26,7 @@ from engram.stack.one_by_one import OneByOne
 from engram.stack.program import Batches, Program, SideBySide
 from engram.stack.section import Section
 
+TRIAL_RATE = 0.1  # the learning rate of the step by which it is found out whether a model can be mapped
 SHARE_OF_MEMORY = 0.8  # that a stack may take of what is free
 
 
@@ -92,30 +96,77 @@ def reason_against_mapping(
             return f"the layer {name!r} has a `forward` that was set on it alone"
     if draws_numbers(group[0].model, *example):
         return "the model draws random numbers, which a stack would draw otherwise"
-    pair = (group[0], group[-1])
-    expected, twins = ([copy.deepcopy(learner.model) for learner in pair] for _ in range(2))
+    if any(has_gradient_hooks(theta) for learner in group for theta in learner.model.parameters()):
+        return "the model has hooks on its gradients"
+    # Of a network that Engram builds, any two models are alike; those of one's own may each be another.
+    tried = list(group) if _has_own_parts(group[0]) else [group[0], group[-1]]
+    expected, twins = ([copy.deepcopy(learner.model) for learner in tried] for _ in range(2))
     try:
-        copies = [Learner(own.config, 0, twin, NoPenalty(twin)) for own, twin in zip(pair, twins, strict=True)]
+        configs = [learner.config.replace(learning_rate=TRIAL_RATE) for learner in tried]
+        copies = [Learner(config, 0, twin, NoPenalty(twin)) for config, twin in zip(configs, twins, strict=True)]
         section = Section(copies, kernels)
         section.begin_task()
+        before = {name: tensor.clone() for name, tensor in _state(section).items()}
         logits = section.logits(example[0], shared=True)
-        before = {name: buffer.clone() for name, buffer in section.rows.buffers.items()}
         inputs, targets = (tensor[None] for tensor in example)
-        losses = section.step(inputs, targets, range(logits.shape[2]), slice(0, 2))
+        losses = section.step(inputs, targets, range(logits.shape[2]), slice(0, len(tried)))
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):
-        with torch.no_grad():
-            looked, trained = model.eval()(example[0]), model.train()(*example)
-            loss = torch.nn.functional.cross_entropy(trained, example[1])
-        for alone, mapped in ((looked, logits[row]), (loss, losses[row])):
-            if not torch.allclose(alone, mapped, rtol=1e-2, atol=1e-2):
-                return "the model computes something else when it is mapped"
-        for name, buffer in model.named_buffers():
-            moved = not torch.equal(buffer, before[name][row])
-            if moved and torch.equal(section.rows.buffers[name][row], before[name][row]):
-                return f"the model replaces its buffer {name!r} rather than writing to it"
+        seen = Seen(logits[row], losses[row], *({n: t[row] for n, t in s.items()} for s in (before, _state(section))))
+        difference = _difference(model, example, seen)
+        if difference is not None:
+            return difference
     return None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a model did as one of a stack: its logits, its loss, and its tensors before and after a step."""
+
+    logits: Tensor
+    loss: Tensor
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) -> str | None:
+    """In what a model alone differs from what was seen of it in a stack."""
+    with torch.no_grad():
+        logits = model.eval()(example[0])
+    loss = nn.functional.cross_entropy(model.train()(*example), example[1])
+    trained = {name: theta for name, theta in model.named_parameters() if theta.requires_grad}
+    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    for alone, mapped in ((logits, seen.logits), (loss, seen.loss)):
+        if not _close(alone, mapped, float(alone.detach().abs().max())):
+            return "the model computes something else when it is mapped"
+    scale = max((float(g.abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
+    for name, gradient in zip(trained, gradients, strict=True):
+        step = (seen.before[name] - seen.after[name]) / TRIAL_RATE
+        if not _close(torch.zeros_like(step) if gradient is None else gradient, step, scale):
+            return f"{name!r} gets another gradient when the model is mapped"
+    for name, buffer in model.named_buffers():
+        moved = not torch.equal(buffer, seen.before[name])
+        if moved and torch.equal(seen.after[name], seen.before[name]):
+            return f"the model replaces its buffer {name!r} rather than writing to it"
+    return None
+
+
+def _close(alone: Tensor, mapped: Tensor, scale: float) -> bool:
+    """Equal but for rounding, which is coarse where products are in TF32, in comparison with what is usual there."""
+    if alone.dtype == torch.float64:
+        return torch.allclose(alone, mapped, rtol=1e-6, atol=1e-6 * scale)
+    tolerance = 3e-2 if alone.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 1e-3
+    return torch.allclose(alone, mapped, rtol=tolerance, atol=tolerance * scale + 1e-5)
+
+
+def _state(section: Section) -> dict[str, Tensor]:
+    return {**section.rows.parameters, **section.rows.buffers}
+
+
+def _has_own_parts(learner: Learner) -> bool:
+    head = getattr(learner.model, "head", None)
+    return learner.config.network == "own" or type(head) not in (DHPSoftmax, MatchedSoftmax, PlainSoftmax)
 
 
 Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one config in one trial

@@ -24,7 +24,7 @@ def consolidate_section(
     finite = torch.ones(len(section), dtype=torch.bool, device=section.device)
     groups: dict[Any, list[int]] = {}
     for row, learner in enumerate(section.learners):
-        if learner.learning and not isinstance(learner.penalty, NoPenalty):
+        if learner.learning and type(learner.penalty) is not NoPenalty:
             groups.setdefault((len(tasks[learner.trial].train), *_kind(learner.penalty)), []).append(row)
     for rows in groups.values():
         try:
@@ -54,6 +54,18 @@ def _fixed(penalty: Penalty) -> dict[str, str | bool | int]:
     return {name: value for name, value in vars(penalty).items() if isinstance(value, str | bool | int)}
 
 
+def _check_mappable(penalty: Penalty, one: Penalty) -> None:
+    """Refuse to map over penalties that hold something that could not be a value of each model."""
+    usual = {"model", "parameters", "terms", "gradient_share", "_pull", *penalty.extra_groups}
+    for name, value in vars(penalty).items():
+        if name not in usual and not isinstance(value, str | bool | int | float):
+            raise TypeError(f"its {name!r} is a {type(value).__name__}, which cannot be mapped over")
+    if {n: type(v) for n, v in vars(penalty).items() if n not in usual} != {
+        n: type(v) for n, v in vars(one).items() if n not in usual
+    }:
+        raise TypeError("not all have the same settings")
+
+
 def _importances(
     section: Section, rows: list[int], tasks: dict[int, Task], dtype: torch.dtype, portion: Portion
 ) -> dict[str, Tensor]:
@@ -62,6 +74,8 @@ def _importances(
     one = penalties[0]
     if type(one).consolidate not in {Penalty.consolidate, EWC.consolidate, SI.consolidate}:
         raise TypeError("it has a `consolidate` of its own")
+    for penalty in penalties:
+        _check_mappable(penalty, one)
     own_tasks = [tasks[section.learners[row].trial] for row in rows]
     index = torch.tensor(rows, device=section.device)
     numbers = {name: value for name, value in vars(one).items() if isinstance(value, float)}

@@ -48,8 +48,12 @@ def own_method(penalty: Penalty) -> str | None:
 def check_step(penalty: Penalty, step: str) -> None:
     """Refuse a loss of a penalty's own that the proximal step, made for the quadratic form, would pass over."""
     kind = type(penalty)
-    own = [name for name in ("loss", "gradient") if getattr(kind, name) is not getattr(Penalty, name)]
-    if own and step == "proximal" and kind.proximal_step is Penalty.proximal_step:
+
+    def is_own(name: str) -> bool:
+        return getattr(kind, name) is not getattr(Penalty, name) or name in vars(penalty)
+
+    own = [name for name in ("loss", "gradient") if is_own(name)]
+    if own and step == "proximal" and not is_own("proximal_step"):
         raise InputError(
             f"{kind.__name__} has a `{own[0]}` of its own but not a `proximal_step`: set penalty_step to gradient"
         )
@@ -125,34 +129,35 @@ class FactoredDescent:
 
     def __init__(self, learner: Learner, factored: Sequence[str]):
         self.learner = learner
-        self.layers = {f"{name}.": learner.model.get_submodule(name) for name in factored}
-        deferred = {
-            prefix + name for prefix, layer in self.layers.items() for name, _ in layer.named_parameters(recurse=False)
-        }
-        self.trained = {n: theta for n, theta in learner.model.named_parameters() if theta.requires_grad}
-        self.direct = {n: theta for n, theta in self.trained.items() if n not in deferred}
-        self.seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def _watch(self, prefix: str) -> Callable:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            if not output.requires_grad:
-                output.requires_grad_()
-            self.seen[prefix] = (args[0], output)
-
-        return hook
+        self.factored = {f"{name}.": learner.model.get_submodule(name) for name in factored}
+        self.seen: dict[str, tuple[Tensor, Tensor, int]] = {}  # what entered, what came out, and its version
 
     def begin_task(self, classes: Sequence[int]) -> None:
         self.classes = tuple(classes)
+        # What is trained may change from task to task: a person may freeze a layer when a task has been learned.
+        trained = {n: theta for n, theta in self.learner.model.named_parameters() if theta.requires_grad}
+        self.layers = {prefix: layer for prefix, layer in self.factored.items() if _is_trained_linear(layer)}
+        deferred = {prefix + name for prefix, layer in self.layers.items() for name in ("weight", "bias")}
+        self.direct = {n: theta for n, theta in trained.items() if n not in deferred}
         config, penalty = self.learner.config, self.learner.penalty
         pull = penalty.pull(config.learning_rate, config.penalty_step)
         pulls = {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain}
         paths = penalty.path if isinstance(penalty, SI) else {}
         steps = {
             name: ParameterStep(theta, config.learning_rate, config.penalty_step, pulls.get(name), paths.get(name))
-            for name, theta in self.trained.items()
+            for name, theta in trained.items()
         }
         self.layer_steps = {prefix: (steps[prefix + "weight"], steps.get(prefix + "bias")) for prefix in self.layers}
         self.direct_steps = [steps[name] for name in self.direct]
+
+    def _watch(self, prefix: str) -> Callable:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if not output.requires_grad:
+                output.requires_grad_()
+            self.seen[prefix] = (args[0], output, output._version)
+            return output.view_as(output)  # hooks that others put on what came out are then theirs, behind ours
+
+        return hook
 
     @contextmanager
     def steps(self) -> Iterator[None]:
@@ -173,20 +178,27 @@ class FactoredDescent:
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         logits = mask_logits(self.learner.model(inputs, targets), self.classes)
         loss = F.cross_entropy(logits, targets)
-        outputs = [output for _, output in self.seen.values()]
+        outputs = []
+        for prefix, (_, output, version) in self.seen.items():
+            if output._version != version:
+                raise InputError(f"what came out of {prefix.removesuffix('.')!r} was changed in place")
+            outputs.append(output)
         gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()], allow_unused=True)
         with torch.no_grad():
-            for (prefix, (entered, _)), delta in zip(self.seen.items(), gradients, strict=False):
-                if delta is None:  # nothing was made of what came out
-                    continue
-                weight, bias = self.layer_steps[prefix]
-                weight.take_product(delta, entered)
-                if bias is not None:
-                    bias.take(delta.sum(dim=0))
+            for prefix, delta in zip(self.seen, gradients, strict=False):
+                self._step_layer(prefix, delta)
             for step, gradient in zip(self.direct_steps, gradients[len(outputs) :], strict=True):
-                if gradient is not None:
-                    step.take(gradient)
+                step.take(torch.zeros_like(step.theta) if gradient is None else gradient)
         return loss.detach()
+
+    def _step_layer(self, prefix: str, delta: Tensor | None) -> None:
+        weight, bias = self.layer_steps[prefix]
+        if delta is None:  # nothing was made of what came out; a penalty pulls all the same
+            weight.take(torch.zeros_like(weight.theta))
+        else:
+            weight.take_product(delta, self.seen[prefix][0])
+        if bias is not None:
+            bias.take(torch.zeros_like(bias.theta) if delta is None else delta.sum(dim=0))
 
 
 class ContractDescent:
@@ -229,7 +241,14 @@ def factored_layers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[s
 
 
 def _is_trained_linear(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and all(theta.requires_grad for theta in layer.parameters())
+    return type(layer) is nn.Linear and all(
+        theta.requires_grad and not has_gradient_hooks(theta) for theta in layer.parameters()
+    )
+
+
+def has_gradient_hooks(theta: Tensor) -> bool:
+    """Whether something is to be done with a gradient as autograd makes it; it is then not for us to make."""
+    return bool(theta._backward_hooks or getattr(theta, "_post_accumulate_grad_hooks", None))
 
 
 def _outputs_stay(model: nn.Module, names: Sequence[str], inputs: Tensor, targets: Tensor) -> bool:
