@@ -195,7 +195,12 @@ class _Experiment:
         place = Place()
         if kept is not None:
             self.outcomes, place = kept.restore(learners, self.shares[k].keys)
-            note = f"goes on from task {place.task + 1}, epoch {place.epoch + 1}"
+            done = place.task == len(batches.streams[0])
+            note = (
+                "goes on with the next stack"
+                if done
+                else f"goes on from task {place.task + 1}, epoch {place.epoch + 1}"
+            )
             self._note(self._share_of_whole(k, place), note)
         self.outcomes |= dict(zip(self.shares[k].keys, (learner.outcome for learner in learners), strict=True))
         program, notes = choose_program(learners, batches, self.device)
