@@ -10,7 +10,7 @@ import engram
 ROOT = Path(engram.__file__).parent
 # Each may import only from floors below its own.
 FLOORS = [
-    {"errors", "seeding", "masking", "metrics", "version", "freezing", "targets"},
+    {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets"},
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results"},
     {"build", "stack", "tables", "figures"},

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from engram.bench.record import check_folder, tables, write_record
 from engram.bench.run import Plan, run_bench
 from engram.bench.workload import USUAL_PENALTIES
-from engram.display import print_table
+from engram.display import columns, print_table
 from engram.errors import InputError
 
 
@@ -47,16 +47,7 @@ def bench(
     if out is not None:
         check_folder(out)
     console = Console()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as bar:
+    with Progress(*columns("{task.description}"), console=console, disable=not console.is_terminal) as bar:
         whole = bar.add_task("making ready", total=1.0)
         found = run_bench(plan, lambda share, what: bar.update(whole, completed=share, description=what))
     for table in tables(found):

@@ -8,7 +8,7 @@ from types import TracebackType
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
 from engram.config import Config
@@ -18,6 +18,13 @@ from engram.results import Result
 from engram.tables import Table, gains, summary
 
 STEPS = 10_000  # of the bar
+
+
+def columns(what: str) -> tuple[ProgressColumn, ...]:
+    """Of a bar: what it is of, how much of it is done, and the time so far and to come."""
+    percent = TextColumn("{task.percentage:>3.0f}%")
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return (TextColumn(what), BarColumn(bar_width=24), percent, *times)
 
 
 class RunDisplay:
@@ -31,15 +38,7 @@ class RunDisplay:
         self.news = News()
         self.num_tasks = configs[0].num_tasks
         self.rows = {config.method: "" for config in configs}
-        self.bar = Progress(
-            TextColumn("[bold]task {task.fields[now]}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self.bar = Progress(*columns("[bold]task {task.fields[now]}"), console=console)
         self.whole = self.bar.add_task("", total=STEPS, now=f"1/{self.num_tasks}")
         self.live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
 

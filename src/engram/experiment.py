@@ -125,9 +125,7 @@ def check_apart(learners: Sequence[Learner]) -> None:
     seen: set[int] = set()
     for learner in learners:
         own = [*learner.model.parameters(), *learner.model.buffers()]
-        tensors = {
-            tensor.untyped_storage().data_ptr() for tensor in own if tensor.numel()
-        }  # of one made from another too
+        tensors = {tensor.untyped_storage().data_ptr() for tensor in own if tensor.numel()}
         if tensors & seen:
             raise InputError("two models share a tensor: features and head must make a new module at each call")
         seen |= tensors
@@ -195,13 +193,9 @@ class _Experiment:
         place = Place()
         if kept is not None:
             self.outcomes, place = kept.restore(learners, self.shares[k].keys)
-            done = place.task == len(batches.streams[0])
-            note = (
-                "goes on with the next stack"
-                if done
-                else f"goes on from task {place.task + 1}, epoch {place.epoch + 1}"
-            )
-            self._note(self._share_of_whole(k, place), note)
+            finished = place.task == len(batches.streams[0])
+            where = "with the next stack" if finished else f"from task {place.task + 1}, epoch {place.epoch + 1}"
+            self._note(self._share_of_whole(k, place), f"goes on {where}")
         self.outcomes |= dict(zip(self.shares[k].keys, (learner.outcome for learner in learners), strict=True))
         program, notes = choose_program(learners, batches, self.device)
         checkpoints = self.setting.checkpoints

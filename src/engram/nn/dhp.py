@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.errors import InputError, NotFiniteError, check_choice
+from engram.mapping import mapped
 from engram.targets import check_targets
 
 
@@ -79,33 +80,6 @@ class PlasticSoftmax(torch.autograd.Function):
         # (∂L/∂z) (θ + α Hebb′) + η share F, as one product
         by_hidden = torch.cat([d, rate * share], dim=-1) @ torch.cat([in_force, fast], dim=-2)
         return by_hidden, None, slope, by_alpha, by_eta, None
-
-
-class MappedPlasticSoftmax(torch.autograd.Function):
-    """`PlasticSoftmax` for `torch.func.vmap`, which calls it once with the mapped axis in front."""
-
-    @staticmethod
-    def forward(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("it is only ever mapped")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
-        in_front = [
-            tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-            for tensor, axis in zip(inputs, in_dims, strict=True)
-        ]
-        return write_then_read(*in_front), 0
-
-
-def write_then_read(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """(logits, trace after the batch) from (h, targets, θ, α, η, trace)."""
-    # PyTorch has no public name for this question, and asks it in the same words.
-    mapped = torch._C._are_functorch_transforms_active()
-    return (MappedPlasticSoftmax if mapped else PlasticSoftmax).apply(*inputs)
 
 
 def _as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:
@@ -208,7 +182,7 @@ class DHPSoftmax(nn.Module):
         weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
             eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
-        logits, written = write_then_read(hidden, target, weight, alpha, eta, hebb)
+        logits, written = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
         with torch.no_grad():
             hebb.copy_(written)
         return logits

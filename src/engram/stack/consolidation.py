@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from engram.data.batches import batches_of, read_inputs
 from engram.data.streams import Task
-from engram.errors import NotFiniteError
 from engram.penalties import EWC, SI, NoPenalty, Penalty
 from engram.penalties.per_sample import known_layers
 from engram.stack.memory import Portion
+from engram.stack.program import consolidate_alone
 from engram.stack.section import Called, Section
 
 
@@ -34,7 +34,8 @@ def consolidate_section(
         except (RuntimeError, AttributeError, TypeError, ValueError) as reason:
             _note(notes, section.learners[rows[0]].penalty, reason)
             for row in rows:
-                finite[row] = _consolidate_alone(section, row, tasks, dtype)
+                learner = section.learners[row]
+                finite[row] = consolidate_alone(learner, tasks[learner.trial], dtype)
             continue
         finite[rows] = torch.stack(
             [omega.isfinite().reshape(len(rows), -1).all(dim=1) for omega in importances.values()]
@@ -121,17 +122,6 @@ def _examples(task: Task, samples_at_once: int, dtype: torch.dtype) -> list[Tens
     """An input of each size that the batches have."""
     sizes = {min(samples_at_once, len(task.train)), len(task.train) % samples_at_once} - {0}
     return [read_inputs(task.train[slice(size)].inputs, dtype=dtype) for size in sizes]
-
-
-def _consolidate_alone(section: Section, row: int, tasks: dict[int, Task], dtype: torch.dtype) -> bool:
-    learner, task = section.learners[row], tasks[section.learners[row].trial]
-    try:
-        learner.penalty.consolidate(
-            batches_of(task.train, 500, permutation=task.permutation, dtype=dtype), task.classes
-        )
-    except NotFiniteError:
-        return False
-    return True
 
 
 def _note(notes: list[str], penalty: Penalty, reason: Exception) -> None:

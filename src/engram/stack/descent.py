@@ -106,22 +106,19 @@ class ParameterStep:
         if self.path is not None:
             self.take(torch.mm(delta.t(), entered, out=SCRATCH.like(self.theta, "gradient")))
             return
-        if self.pull_before is not None:
-            _pull(self.theta, *self.pull_before)
+        self._pull(self.pull_before)
         self.theta.addmm_(delta.t(), entered, alpha=-self.rate)
-        if self.pull_after is not None:
-            _pull(self.theta, *self.pull_after)
+        self._pull(self.pull_after)
 
     def _descend(self, gradient: Tensor) -> None:
-        if self.pull_before is not None:
-            _pull(self.theta, *self.pull_before)
+        self._pull(self.pull_before)
         self.theta.add_(gradient, alpha=-self.rate)
-        if self.pull_after is not None:
-            _pull(self.theta, *self.pull_after)
+        self._pull(self.pull_after)
 
-
-def _pull(theta: Tensor, gain: Tensor, shift: Tensor) -> None:
-    torch.addcmul(shift, theta, gain, out=theta)
+    def _pull(self, pull: GainAndShift | None) -> None:
+        if pull is not None:
+            gain, shift = pull
+            torch.addcmul(shift, self.theta, gain, out=self.theta)
 
 
 class FactoredDescent:

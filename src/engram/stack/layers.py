@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.mapping import mapped
 from engram.masking import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
 from engram.stack.chains import Link, chain_of
@@ -237,32 +238,3 @@ class StackedCrossEntropy(torch.autograd.Function):
 def _once(tensor: Tensor) -> Tensor:
     """Of (T, M, ...) that is the same for all M a (T, ...), else (N, ...)."""
     return tensor[:, 0] if tensor.stride(1) == 0 else tensor.flatten(0, 1)
-
-
-def mapped(stacked: type[torch.autograd.Function], *inputs: Any) -> Tensor:
-    """Call a function of a whole stack from within the mapping over its models."""
-    # PyTorch has no public name for this question, and asks it in the same words.
-    if torch._C._are_functorch_transforms_active():
-        return _Mapped.apply(stacked, *inputs)
-    return stacked.apply(*inputs)
-
-
-class _Mapped(torch.autograd.Function):
-    """What `torch.func.vmap` calls once for all it maps over, with the mapped axis in front of every tensor."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        raise NotImplementedError("it is only ever mapped")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], stacked: Any, *inputs: Any) -> tuple[Tensor, int]:
-        def in_front(value: Any, axis: int | None) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value.expand(info.batch_size, *value.shape) if axis is None else value.movedim(axis, 0)
-
-        return mapped(stacked, *map(in_front, inputs, in_dims[1:])), 0

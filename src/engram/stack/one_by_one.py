@@ -13,16 +13,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from engram.data.batches import Piece, batches_of, read_inputs
-from engram.errors import InputError, NotFiniteError
+from engram.data.batches import Piece, read_inputs
+from engram.errors import InputError
 from engram.evaluate import accuracy
 from engram.learner import DYNAMICS, Learner, read_dynamics
 from engram.stack.descent import ContractDescent, Descent, FactoredDescent, factored_layers, own_method
 from engram.stack.draws import draws_numbers, own_generators, seed_draws
-from engram.stack.program import Batches
+from engram.stack.program import Batches, consolidate_alone
 
 GATHERED = 16  # batches that are read at once for all models of a trial, few enough to stay in a cache
-IMPORTANCE_BATCH = 500  # samples at a time; their number does not change the importances
 
 
 class OneByOne:
@@ -112,14 +111,8 @@ class OneByOne:
 
         def consolidate_some(part: Sequence[int]) -> None:
             for i in part:
-                learner, task = self.learners[i], tasks[self.place[self.learners[i].trial]]
-                batches = batches_of(
-                    task.train, IMPORTANCE_BATCH, permutation=task.permutation, dtype=self.batches.dtype
-                )
-                try:
-                    learner.penalty.consolidate(batches, task.classes)
-                except NotFiniteError:  # importances that overflow though the weights do not
-                    finite[i] = False
+                task = tasks[self.place[self.learners[i].trial]]
+                finite[i] = consolidate_alone(self.learners[i], task, self.batches.dtype)
 
         in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
         return finite

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engram.data.batches import Piece, epoch_order
+from engram.data.batches import Piece, batches_of, epoch_order
 from engram.data.streams import Stream, Task
+from engram.errors import NotFiniteError
 from engram.learner import Learner
 
 
@@ -42,6 +43,19 @@ class Program(Protocol):
 
     def evaluate(self, tasks: Sequence[int]) -> Tensor:
         """(learners, tasks): the accuracy on the test samples."""
+
+
+IMPORTANCE_BATCH = 500  # samples at a time; their number does not change the importances
+
+
+def consolidate_alone(learner: Learner, task: Task, dtype: torch.dtype) -> bool:
+    """Consolidate one learner by its penalty's own method; returns whether its importances are numbers."""
+    batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation, dtype=dtype)
+    try:
+        learner.penalty.consolidate(batches, task.classes)
+    except NotFiniteError:  # importances that overflow though the weights do not
+        return False
+    return True
 
 
 class Batches:

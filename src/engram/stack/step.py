@@ -62,14 +62,13 @@ def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict
     """
     trained = [{name for name, p in learner.model.named_parameters() if p.requires_grad} for learner in learners]
     proximal = [learner.config.penalty_step == "proximal" for learner in learners]
-    pulls = [learner.penalty.pull(learner.config.learning_rate, learner.config.penalty_step) for learner in learners]
+    pulls = [_pulls(learner, own) for learner, own in zip(learners, trained, strict=True)]
     paths = [learner.penalty.path if isinstance(learner.penalty, SI) else {} for learner in learners]
     steps = {}
     for name in sorted(set().union(*trained), key=list(parameters).index):
         theta = parameters[name]
         rates = [learner.config.learning_rate * (name in own) for learner, own in zip(learners, trained, strict=True)]
-        held = [pull.gain[name] for pull in pulls if pull is not None and name in pull.gain]
-        shift = [pull.shift[name] for pull in pulls if pull is not None and name in pull.gain]
+        held = [pull[name] for pull in pulls if name in pull]
         followed = [path[name] for path in paths if name in path]
         none = theta.new_empty(0)
         stacked_path = torch.stack(followed) if followed else none
@@ -78,15 +77,21 @@ def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict
         steps[name] = Step(
             rate=torch.tensor(rates, dtype=theta.dtype, device=theta.device),
             proximal=torch.tensor(proximal, dtype=torch.int32, device=theta.device),
-            gain=torch.stack(held) if held else none,
-            shift=torch.stack(shift) if shift else none,
-            held=_rows([pull is not None and name in pull.gain for pull in pulls], theta.device),
+            gain=torch.stack([gain for gain, _ in held]) if held else none,
+            shift=torch.stack([shift for _, shift in held]) if held else none,
+            held=_rows([name in pull for pull in pulls], theta.device),
             path=stacked_path,
             followed=_rows([name in path for path in paths], theta.device),
         )
     for learner in learners:
         learner.penalty.forget_pull()
     return steps
+
+
+def _pulls(learner: Learner, trained: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gain and shift of each weight that a learner's penalty holds; one that was frozen since stays where it is."""
+    pull = learner.penalty.pull(learner.config.learning_rate, learner.config.penalty_step)
+    return {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain if name in trained}
 
 
 def _rows(have: Sequence[bool], device: torch.device) -> Tensor:
