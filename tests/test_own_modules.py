@@ -77,7 +77,7 @@ class Hooked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
             x.register_hook(lambda gradient: gradient / 2)
-        return x
+        return x.relu()
 
 
 class Turned(nn.Sequential):
@@ -112,7 +112,7 @@ FEATURES: dict[str, Callable[[], nn.Module]] = {
     "hook": with_hook,
     "forward of its own": forward_of_its_own,
     "gradient hook": with_gradient_hook,
-    "hook on what came out": lambda: nn.Sequential(nn.Linear(6, 8), Hooked(), nn.Linear(8, 8)),
+    "hook on what came out": lambda: nn.Sequential(nn.Linear(6, 8), Hooked(), nn.Linear(8, 8), Hooked()),
     "iterates otherwise": lambda: Turned(nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(6, 8)),
     "shared weight": shared_weight,
     "shared activation": shared_activation,

@@ -709,6 +709,18 @@ def test_a_step_is_what_its_formula_says() -> None:
     torch.testing.assert_close(some, torch.stack(expected[1:3]))
 
 
+def test_a_weight_that_was_frozen_since_is_not_pulled() -> None:
+    learners, _ = build([config_of("split", "mas", epochs=1)])
+    for learner in learners:
+        penalty = learner.penalty
+        penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+    learners[0].model.features[1].requires_grad_(False)
+    rows = Rows([learner.model for learner in learners])
+    step = steps_of(learners, rows.parameters)["features.1.weight"]
+    assert step.held.tolist() == [-1, 0]
+    assert step.rate.tolist() == [0, learners[1].config.learning_rate]
+
+
 def test_steps_have_rows_for_those_models_only_that_need_them() -> None:
     learners, batches = build([config_of("own", m, trials=1) for m in ("finetune", "mas", "dhp+si", "ewc", "dhp")])
     program = stacked(learners, batches)
