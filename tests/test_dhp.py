@@ -294,3 +294,21 @@ def test_works_under_functional_call_and_deepcopy() -> None:
     assert torch.equal(twin(hidden), head(hidden))
     twin.train()(hidden, torch.tensor([0, 1]))
     assert not torch.equal(twin.hebb, head.hebb)
+
+
+def test_it_is_mapped_along_whatever_axis_is_asked_for() -> None:
+    heads = [double_head(3, 2, seed) for seed in range(4)]
+    hidden = torch.randn(5, 4, 3, dtype=torch.float64)  # the second axis is the heads'
+    target = torch.tensor([0, 1, 1, 0, 1])
+    parameters = {n: torch.stack([h.get_parameter(n).detach() for h in heads]) for n in ("weight", "alpha", "eta")}
+    traces = torch.stack([head.hebb for head in heads])
+    one = copy.deepcopy(heads[0])
+    one.check_values = False
+
+    def call(parameters: dict[str, Tensor], trace: Tensor, x: Tensor) -> Tensor:
+        return torch.func.functional_call(one, (parameters, {"hebb": trace}), (x, target))
+
+    logits = torch.func.vmap(call, in_dims=(0, 0, 1))(parameters, traces, hidden)
+    for i, head in enumerate(heads):
+        torch.testing.assert_close(logits[i], head(hidden[:, i], target).detach())
+        torch.testing.assert_close(traces[i], head.hebb)

@@ -336,3 +336,16 @@ def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> 
         descent.step(torch.rand(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0]))
     factor = 1 / 1.2 if penalty_step == "proximal" else 0.8  # 2 lr λ Ω = 0.2
     torch.testing.assert_close(idle.weight.detach() - (moved - 1), torch.full_like(moved, factor))
+
+
+class Infinite(MAS):
+    """Importances that overflow, of weights that do not."""
+
+    def importance(self, batches, classes=None) -> dict[str, Tensor]:
+        return {name: torch.full_like(theta, float("inf")) for name, theta in self.parameters.items()}
+
+
+def test_importances_that_are_no_numbers_end_a_trial() -> None:
+    config = preset("own", "finetune", hidden=[6], trials=2, epochs=1, batch_size=8)
+    result = engram.run(config, stream=own_stream(), penalty=lambda model: Infinite(model, strength=1.0), device="cpu")
+    assert [(lost.trial, lost.task) for lost in result.diverged] == [(0, 0), (1, 0)]
