@@ -14,6 +14,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     folder = Path(folder)
     page = make_page(folder)
     path = Path(out) if out is not None else folder / "report.html"
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page)
