@@ -28,8 +28,10 @@ NAN = math.nan
 EVIL = '<script>alert("x")</script>'
 
 
-def make_result(method: str = "dhp", *, trials: int = 3, dynamics: bool = True, **changes: Any) -> Result:
-    config = preset("split-mnist", method, trials=trials, **changes)
+def make_result(
+    method: str = "dhp", *, benchmark: str = "split-mnist", trials: int = 3, dynamics: bool = True, **changes: Any
+) -> Result:
+    config = preset(benchmark, method, trials=trials, **changes)
     generator = np.random.default_rng(len(method))
     shape = (trials, config.num_tasks, config.num_tasks)
     accuracy = np.where(np.tri(config.num_tasks) > 0, 0.9 + 0.08 * generator.random(shape), NAN)
@@ -297,7 +299,7 @@ def make_sheet(part: str = "table", benchmark: str = "split-mnist") -> FakeSheet
     elif part == "strengths":
         entries = {f"{m} {s:g}": make_result(m, strength=s) for m in ("si", "dhp+si") for s in (0.1, 1.0)}
     elif part == "table":
-        entries = {method: make_result(method) for method in ALL}
+        entries = {method: make_result(method, benchmark=benchmark) for method in ALL}
     else:
         entries = {EVIL: make_result("dhp", alpha="uniform")}
     return FakeSheet(part, benchmark, entries)
@@ -329,7 +331,7 @@ def test_a_benchmark_without_a_table_says_so() -> None:
 
 
 def test_a_method_that_only_some_benchmarks_have_is_not_a_hole() -> None:
-    permuted = FakeSheet("table", "permuted-mnist", {"si": make_result("si")})
+    permuted = FakeSheet("table", "permuted-mnist", {"si": make_result("si", benchmark="permuted-mnist")})
     sheets = {("split-mnist", "table"): make_sheet(), ("permuted-mnist", "table"): permuted}
     assert "not run" in check_page(reproduction_page(FakeReproduction(sheets)))
 

@@ -161,12 +161,14 @@ def test_on_paper_every_table_is_unfolded_and_none_is_cut(browser: Browser, page
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     tables = browser.evaluate(
         """[...document.querySelectorAll("table")].map(t => {
-            const box = t.getBoundingClientRect();
-            return [t.querySelectorAll("tr").length, box.height, box.right, t.textContent.slice(0, 60)];
+            const box = t.getBoundingClientRect(), room = t.closest("details, section").getBoundingClientRect();
+            const shown = t.checkVisibility() && box.bottom <= room.bottom + 1;
+            return [shown, t.querySelectorAll("tr").length, box.height, box.right, t.textContent.slice(0, 60)];
         })"""
     )
     assert tables
-    for num_rows, height, right, start in tables:
+    for shown, num_rows, height, right, start in tables:
+        assert shown, start
         assert height >= 8 * num_rows, start
         assert right <= A4["width"] + 1, start
     assert set(browser.evaluate("[...document.querySelectorAll('tr')].map(r => getComputedStyle(r).breakInside)")) == {
