@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 
 from engram.errors import InputError
+from engram.figures.reproduction import variant_results
 from engram.presets import preset
 from engram.report import write_report
 from engram.report.blocks import facts, notice, paragraph, table
 from engram.report.missing import missing_from
-from engram.report.reproduction_report import QUICK, reproduction_page
+from engram.report.reproduction_report import QUICK, reproduction_page, study_table
 from engram.report.run_report import run_page
 from engram.report.settings import in_words
 from engram.results import FORMAT, Divergence, Result, write_result
 from engram.tables import Table
 
 NAN = math.nan
+PARTS = ("table", "variant", "sensitivity", "strengths", "study")
 EVIL = '<script>alert("x")</script>'
 
 
@@ -294,19 +296,23 @@ class FakeReproduction:
 
 
 def make_sheet(part: str = "table", benchmark: str = "split-mnist") -> FakeSheet:
+    changes: dict[str, dict[str, Any]]
     if part == "sensitivity":
         entries = {f"eta {eta:g}": make_result("dhp", eta=eta) for eta in (1e-4, 1e-3, 1e-2)}
     elif part == "strengths":
         entries = {f"{m} {s:g}": make_result(m, strength=s) for m in ("si", "dhp+si") for s in (0.1, 1.0)}
     elif part == "table":
         entries = {method: make_result(method, benchmark=benchmark) for method in ALL}
+    elif part == "variant":
+        entries = {method: make_result(method, benchmark=benchmark, eta=0.1) for method in ("dhp", "dhp+si")}
     else:
-        entries = {EVIL: make_result("dhp", alpha="uniform")}
+        changes = {"as in the table": {}, EVIL: {"alpha": "uniform"}}
+        entries = {f"{name}: {m}": make_result(m, **change) for name, change in changes.items() for m in ("dhp", "si")}
     return FakeSheet(part, benchmark, entries)
 
 
 def test_a_reproduction_has_an_overview_and_a_section_for_each_benchmark() -> None:
-    sheets = {("split-mnist", part): make_sheet(part) for part in ("table", "sensitivity", "strengths", "study")}
+    sheets = {("split-mnist", part): make_sheet(part) for part in PARTS}
     page = reproduction_page(FakeReproduction(sheets, ["vision-mixture was not run."]))
     text = check_page(page)
     for part in ("Overview", "Split MNIST", "vision-mixture was not run.", "How much depends on η", "5 min", "H200"):
@@ -315,8 +321,25 @@ def test_a_reproduction_has_an_overview_and_a_section_for_each_benchmark() -> No
     ours = make_result("dhp").average_accuracy[:, -1]
     sem = 100 * ours.std(ddof=1) / math.sqrt(3)
     assert f"{100 * ours.mean():.2f} ± {sem:.2f} / 98.23" in text
-    assert page.count("<svg") == 1 + 6 + 2
+    assert page.count("<svg") == 2 + 6 + 3 + 2  # overview, table, variant, settings
     assert EVIL in text  # the label of a study, as text
+
+
+def test_a_variant_is_set_beside_the_baselines_of_the_table() -> None:
+    sheets = {("split-mnist", part): make_sheet(part) for part in ("table", "variant")}
+    methods = [result.config.method for result in variant_results(sheets, "split-mnist")]
+    assert methods == ["finetune", "dhp", "si", "dhp+si"]
+    assert [r.config.eta for r in variant_results(sheets, "split-mnist") if r.config.plastic] == [0.1, 0.1]
+    alone = {("split-mnist", "variant"): make_sheet("variant")}
+    assert [r.config.method for r in variant_results(alone, "split-mnist")] == ["dhp", "dhp+si"]
+    check_page(reproduction_page(FakeReproduction(alone)))
+
+
+def test_a_study_has_a_row_for_each_change_and_a_column_for_each_method() -> None:
+    made = study_table(make_sheet("study").entries)
+    assert made.columns == ("change", "dhp", "si")
+    assert [row[0] for row in made.rows] == ["as in the table", EVIL]
+    assert all(re.fullmatch(r"\d\d\.\d\d ± \d\.\d\d", cell) for row in made.rows for cell in row[1:])
 
 
 def test_a_quick_reproduction_is_marked_on_top() -> None:

@@ -12,7 +12,7 @@ from chromium import PROGRAM, Browser, start_browser
 from engram.config import PAPER_METHODS
 from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
-from test_report import FakeReproduction, make_result, make_sheet
+from test_report import PARTS, FakeReproduction, make_result, make_sheet
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
 
@@ -26,7 +26,8 @@ TEXTS = """
   [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length
 ).map(e => {
   const style = getComputedStyle(e), inSvg = e.closest("svg") !== null;
-  if (e.tagName === "title" || (inSvg && style.fill !== style.color)) return null;
+  const inCell = e.closest("[id$=matrices] svg") !== null && style.fill !== style.color;
+  if (e.tagName === "title" || inCell) return null;
   let behind = e;
   while (behind && getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
   return [e.textContent.trim(), inSvg ? style.fill : style.color, getComputedStyle(behind).backgroundColor];
@@ -47,7 +48,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         command = "engram run split-mnist --out " + "a-long-name/" * 30
         text = run_page(Path("x" * 200), {"command": command}, [make_result(method) for method in PAPER_METHODS])
     else:
-        sheets = {("split-mnist", part): make_sheet(part) for part in ("table", "sensitivity", "strengths", "study")}
+        sheets = {("split-mnist", part): make_sheet(part) for part in PARTS}
         sheets["permuted-mnist", "table"] = make_sheet("table", "permuted-mnist")
         text = reproduction_page(FakeReproduction(sheets, ["vision-mixture was not run."], quick=True))
     path.write_text(text, encoding="utf-8")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engram.comparisons import has_paper_data, pairs
 from engram.figures.against import differences, paper_against_ours
 from engram.figures.curves import accuracy_curves, first_and_latest
 from engram.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings
-from engram.figures.dynamics import has_dynamics, trace_dynamics
+from engram.figures.dynamics import trace_dynamics
 from engram.figures.matrices import accuracy_matrices
+from engram.figures.run import draw
 from engram.figures.settings import sensitivity, strengths
 from engram.figures.svg import to_svg
 from engram.results import Result
@@ -32,18 +32,6 @@ __all__ = [
     "to_svg",
     "trace_dynamics",
 ]
-
-
-def draw(results: Sequence[Result]) -> list[Drawing]:
-    """Every figure that the results have the numbers for."""
-    drawings = [paper_against_ours(results)] if has_paper_data(results) else []
-    drawings.append(accuracy_curves(results))
-    if paired := pairs(results):
-        drawings.append(differences(paired))
-    drawings += [first_and_latest(results), accuracy_matrices(results)]
-    if has_dynamics(results):
-        drawings.append(trace_dynamics(results))
-    return drawings
 
 
 def draw_all(results: Sequence[Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engram import metrics
-from engram.comparisons import pairs, paper_value
+from engram.comparisons import paper_value
 from engram.config import BENCHMARKS, METHODS
-from engram.figures import differences, draw, sensitivity, strengths
+from engram.figures.reproduction import draw_benchmark, draw_overview, variant_results
+from engram.figures.style import percent
 from engram.report.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
 from engram.report.missing import missing_from
 from engram.report.page import render
@@ -19,8 +20,6 @@ from engram.results import Result
 from engram.tables import Table, number
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
-SWEEPS = {"sensitivity": sensitivity, "strengths": strengths}
-OTHER_PARTS = {"study": "A closer study", "variant": "Variants"}
 
 
 class Sheet(Protocol):
@@ -55,10 +54,10 @@ def reproduction_page(reproduction: Reproduction) -> str:
     found = {benchmark for benchmark, _ in sheets}
     benchmarks = [name for name in (*BENCHMARKS, *sorted(found - set(BENCHMARKS))) if name in found]
     columns = {name: list(sheets[name, "table"].entries.values()) for name in benchmarks if (name, "table") in sheets}
-    sections = [Section("overview", "Overview", _overview(columns))]
+    overview = [*_overview(columns), figures(draw_overview(sheets), "overview")]
+    sections = [Section("overview", "Overview", overview)]
     for benchmark in benchmarks:
-        blocks = _benchmark_blocks({part: sheet for (name, part), sheet in sheets.items() if name == benchmark})
-        sections.append(Section(benchmark, TITLES.get(benchmark, benchmark), blocks))
+        sections.append(Section(benchmark, TITLES.get(benchmark, benchmark), _benchmark_blocks(sheets, benchmark)))
     sections.append(Section("settings", "Settings, versions and times", _made_with(list(sheets.values()))))
     return render(
         "Engram, report of a reproduction",
@@ -78,9 +77,9 @@ def accuracy_table(columns: Mapping[str, Sequence[Result]]) -> Table:
     """The paper's Table I with ours before it: methods down, benchmarks across."""
 
     def cell(result: Result) -> str:
-        ours, paper = metrics.estimate(result.average_accuracy[:, -1]), paper_value(result)
-        sem = "" if ours.sem != ours.sem else f" ± {number(100 * ours.sem, 2)}"
-        return f"{number(100 * ours.mean, 2)}{sem} / {'–' if paper is None else f'{paper[0]:.2f}'}"
+        paper = paper_value(result)
+        ours = percent(metrics.estimate(result.average_accuracy[:, -1]))
+        return f"{ours} / {'–' if paper is None else f'{paper[0]:.2f}'}"
 
     return _across("Average accuracy in % after all tasks: ours ± SEM / the paper's", columns, cell)
 
@@ -108,36 +107,39 @@ def _across(title: str, columns: Mapping[str, Sequence[Result]], cell: Any) -> T
 def _overview(columns: Mapping[str, Sequence[Result]]) -> list[Html]:
     if not columns:
         return [paragraph("No benchmark has results of the paper's methods yet, so there is no table to show.")]
-    blocks = [table(accuracy_table(columns)), table(transfer_table(columns))]
-    paired = [pair for results in columns.values() for pair in pairs(results)]
-    return [*blocks, figures([differences(paired)], "overview")] if paired else blocks
+    return [table(accuracy_table(columns)), table(transfer_table(columns))]
 
 
-def _benchmark_blocks(sheets: Mapping[str, Sheet]) -> list[Html]:
+def _benchmark_blocks(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> list[Html]:
     """The tables, what they lack, and all figures of one benchmark."""
     blocks: list[Html] = []
-    benchmark = next(iter(sheets.values())).benchmark
-    if "table" in sheets:
-        results = list(sheets["table"].entries.values())
+    drawn = draw_benchmark(sheets, benchmark)
+    if (benchmark, "table") in sheets:
+        results = list(sheets[benchmark, "table"].entries.values())
         missing = missing_from(results)
         blocks += [notice("What is missing", missing), *tables_of(results, missing)]
-        blocks.append(figures(draw(results), benchmark))
+        blocks.append(figures(drawn["table"], benchmark))
     else:
         blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
-    sweeps = [make(list(sheets[part].entries.values())) for part, make in SWEEPS.items() if part in sheets]
-    blocks.append(figures(sweeps, f"{benchmark}-by"))
-    blocks += [table(_labelled(OTHER_PARTS[part], sheets[part])) for part in OTHER_PARTS if part in sheets]
+    if variant := variant_results(sheets, benchmark):
+        blocks += [heading("A variant of DHP, beside the same baselines"), *tables_of(variant, [])]
+        blocks.append(figures(drawn["variant"], benchmark))
+    sweeps = [drawing for part in ("sensitivity", "strengths") for drawing in drawn.get(part, [])]
+    blocks.append(figures(sweeps, benchmark))
+    if (benchmark, "study") in sheets:
+        blocks.append(table(study_table(sheets[benchmark, "study"].entries)))
     return blocks
 
 
-def _labelled(title: str, sheet: Sheet) -> Table:
-    """A row for each label of a sheet that has no figure of its own."""
-    rows = []
-    for label, result in sheet.entries.items():
-        ours = metrics.estimate(result.average_accuracy[:, -1])
-        transfer = number(metrics.estimate(result.bwt).mean, 3)
-        rows.append((label, number(100 * ours.mean, 2), number(100 * ours.sem, 2), transfer, str(ours.num_trials)))
-    return Table(title, ("entry", "ACC %", "± SEM", "BWT", "trials"), rows)
+def study_table(entries: Mapping[str, Result]) -> Table:
+    """One thing varied at a time: changes down, methods across. A label is "CHANGE: METHOD"."""
+    methods = [m for m in METHODS if any(result.config.method == m for result in entries.values())]
+    cells: dict[str, dict[str, str]] = {}
+    for label, result in entries.items():
+        change = label.removesuffix(f": {result.config.method}")
+        cells.setdefault(change, {})[result.config.method] = percent(metrics.estimate(result.average_accuracy[:, -1]))
+    rows = [(change, *(found.get(method, "") for method in methods)) for change, found in cells.items()]
+    return Table("One thing varied at a time: average accuracy in % after all tasks", ("change", *methods), rows)
 
 
 def _made_with(sheets: Sequence[Sheet]) -> list[Html]:

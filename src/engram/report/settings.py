@@ -37,7 +37,9 @@ def versions_table(about: Mapping[str, Any], title: str = "Versions") -> Table |
     for part in ("versions", "surroundings"):
         content = about.get(part)
         rows += [(str(name), str(value)) for name, value in content.items()] if isinstance(content, dict) else []
-    rows += [(name, str(about[name])) for name in ("device", "gpu", "precision") if about.get(name) is not None]
+    rows += [
+        (name, str(about[name])) for name in ("device", "gpu", "threads", "precision") if about.get(name) is not None
+    ]
     return Table(title, ("what", "version"), rows) if rows else None
 
 

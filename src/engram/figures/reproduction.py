@@ -1,0 +1,70 @@
+"""The figures of a reproduction: those of each benchmark's table, its settings, and all differences at a glance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from engram.comparisons import Pair, pairs
+from engram.figures.against import differences
+from engram.figures.curves import accuracy_curves
+from engram.figures.drawing import Drawing
+from engram.figures.dynamics import has_dynamics, trace_dynamics
+from engram.figures.run import draw
+from engram.figures.settings import sensitivity, strengths
+from engram.results import Result
+
+
+class Sheet(Protocol):
+    """The results of one part of a reproduction on one benchmark, by label."""
+
+    @property
+    def entries(self) -> Mapping[str, Result]: ...
+
+
+def draw_overview(sheets: Mapping[tuple[str, str], Sheet]) -> list[Drawing]:
+    """All differences of the table in one forest, and those of the variant in another."""
+    tables: list[Pair] = []
+    variants: list[Pair] = []
+    for (benchmark, part), sheet in sheets.items():
+        if part == "table":
+            tables += pairs(list(sheet.entries.values()))
+            variants += pairs(variant_results(sheets, benchmark))
+    drawn = [differences(tables)] if tables else []
+    if variants:
+        drawn.append(_named(differences(variants), "variant-", "What the variant of DHP adds, in pairs"))
+    return drawn
+
+
+def draw_benchmark(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> dict[str, list[Drawing]]:
+    """By part: the figures of a benchmark's sheets that have any."""
+    drawn: dict[str, list[Drawing]] = {}
+    if (benchmark, "table") in sheets:
+        drawn["table"] = draw(list(sheets[benchmark, "table"].entries.values()))
+    results = variant_results(sheets, benchmark)
+    if results:
+        paired = pairs(results)
+        some = [accuracy_curves(results), *([differences(paired)] if paired else [])]
+        some += [trace_dynamics(results)] if has_dynamics(results) else []
+        drawn["variant"] = [_named(drawing, "variant-") for drawing in some]
+    for part, make in (("sensitivity", sensitivity), ("strengths", strengths)):
+        if (benchmark, part) in sheets:
+            drawn[part] = [make(list(sheets[benchmark, part].entries.values()))]
+    return drawn
+
+
+def variant_results(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> Sequence[Result]:
+    """The variant's methods with the table's baselines, which it shares; in the table's order."""
+    variant = sheets.get((benchmark, "variant"))
+    if variant is None:
+        return []
+    of_variant = {result.config.method: result for result in variant.entries.values()}
+    table = sheets.get((benchmark, "table"))
+    both = {} if table is None else {result.config.method: result for result in table.entries.values()}
+    plastic_left_out = [m for m, result in both.items() if result.config.plastic and m not in of_variant]
+    return [result for method, result in (both | of_variant).items() if method not in plastic_left_out]
+
+
+def _named(drawing: Drawing, prefix: str, title: str | None = None) -> Drawing:
+    return dataclasses.replace(drawing, name=prefix + drawing.name, title=title or drawing.title)

@@ -1,0 +1,25 @@
+"""The figures of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engram.comparisons import has_paper_data, pairs
+from engram.figures.against import differences, paper_against_ours
+from engram.figures.curves import accuracy_curves, first_and_latest
+from engram.figures.drawing import Drawing
+from engram.figures.dynamics import has_dynamics, trace_dynamics
+from engram.figures.matrices import accuracy_matrices
+from engram.results import Result
+
+
+def draw(results: Sequence[Result]) -> list[Drawing]:
+    """Every figure that the results have the numbers for."""
+    drawings = [paper_against_ours(results)] if has_paper_data(results) else []
+    drawings.append(accuracy_curves(results))
+    if paired := pairs(results):
+        drawings.append(differences(paired))
+    drawings += [first_and_latest(results), accuracy_matrices(results)]
+    if has_dynamics(results):
+        drawings.append(trace_dynamics(results))
+    return drawings
