@@ -18,10 +18,11 @@ demo: env
 	rm -rf demo
 	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out demo
 	$(BIN)/engram figures demo
+	$(BIN)/engram report demo
 
 test: export OMP_NUM_THREADS = 1
 test: env
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -rs
 
 check: test lint
 

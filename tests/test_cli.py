@@ -32,7 +32,7 @@ from engram.display import RunDisplay
 
 REPOSITORY = Path(__file__).parents[1]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
-COMMANDS = ("run", "table", "figures", "bench", "data list", "data fetch", "data check")
+COMMANDS = ("run", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
 
 
 @dataclass(frozen=True)
@@ -257,17 +257,35 @@ def test_figures_are_drawn_beside_the_run_and_named(copy: Path, engram: Engram) 
     outcome = engram("figures", copy)
     assert (outcome.code, outcome.err) == (0, "")
     paths = [Path(line) for line in outcome.out.splitlines()]
-    assert {path.name for path in paths} == {"accuracy.png", "first-and-latest.png", "matrices.png", "dynamics.png"}
+    names = {"accuracy", "first-and-latest", "matrices", "dynamics"}
+    assert {path.name for path in paths} == {f"{name}.{end}" for name in names for end in ("png", "pdf", "csv")}
     for path in paths:
         assert path.parent == copy / "figures"
-        assert path.read_bytes().startswith(b"\x89PNG")
+        start = {".png": b"\x89PNG", ".pdf": b"%PDF", ".csv": b"method"}[path.suffix]
+        assert path.read_bytes().startswith(start)
 
 
 def test_figures_are_drawn_where_they_are_wanted(copy: Path, tmp_path: Path, engram: Engram) -> None:
     before = files_in(copy)
-    engram("figures", copy, "--out", tmp_path / "else" / "where")
+    engram("figures", copy, "--out", tmp_path / "else" / "where", "--format", "png")
     assert len(list((tmp_path / "else" / "where").iterdir())) == 4
     assert files_in(copy) == before
+
+
+def test_a_report_is_written_beside_the_run_or_where_it_is_wanted(copy: Path, tmp_path: Path, engram: Engram) -> None:
+    outcome = engram("report", copy)
+    assert (outcome.code, outcome.err, outcome.out) == (0, "", f"{copy / 'report.html'}\n")
+    elsewhere = tmp_path / "new" / "page.html"
+    assert engram("report", copy, "--out", elsewhere).out == f"{elsewhere}\n"
+    assert elsewhere.read_bytes() == (copy / "report.html").read_bytes()
+
+
+def test_a_report_cannot_be_written_below_a_file(copy: Path, tmp_path: Path, engram: Engram) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert str(file) in engram.refusal("report", copy, "--out", file / "page.html")
+    assert "folder" in engram.refusal("report", copy, "--out", tmp_path)
+    assert file.read_text() == "mine"
 
 
 # --- bad input: exit code 2, one line, nothing half-written
@@ -355,7 +373,9 @@ def test_a_run_with_bad_arguments_is_refused(engram: Engram, out: Path, argument
         (["table"], "DIR"),
         (["table", "no/such"], "no/such"),
         (["figures", "no/such"], "no/such"),
+        (["report", "no/such"], "no/such"),
         (["table", ".", "--format", "latex"], "latex"),
+        (["figures", ".", "--format", "png,gif"], "gif"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -566,7 +586,7 @@ def damage(folder: Path, how: str) -> None:
         (folder / "finetune" / "dynamics.csv").write_bytes(b"\xff\xfe\n1,2\n")
 
 
-@pytest.mark.parametrize("command", ["table", "figures"])
+@pytest.mark.parametrize("command", ["table", "figures", "report"])
 @pytest.mark.parametrize(
     "how",
     [
@@ -592,9 +612,10 @@ def test_a_damaged_run_is_refused_and_left_alone(copy: Path, engram: Engram, com
     assert str(copy) in line
     assert files_in(copy) == before
     assert not (copy / "figures").exists()
+    assert not (copy / "report.html").exists()
 
 
-@pytest.mark.parametrize("command", ["table", "figures"])
+@pytest.mark.parametrize("command", ["table", "figures", "report"])
 def test_a_file_is_no_run(tmp_path: Path, engram: Engram, command: str) -> None:
     (tmp_path / "file").touch()
     assert "file" in engram.refusal(command, tmp_path / "file")

@@ -13,12 +13,12 @@ FLOORS = [
     {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets"},
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results"},
-    {"build", "stack", "tables", "figures"},
-    {"train", "shares"},
-    {"checkpoint"},
+    {"build", "stack", "comparisons"},
+    {"train", "shares", "tables"},
+    {"checkpoint", "figures"},
     {"experiment"},
     {"news"},
-    {"runs", "display", "cli_data", "bench"},
+    {"runs", "display", "cli_data", "bench", "report"},
     {"cli_run", "cli_bench"},
     {"cli"},
 ]
@@ -67,10 +67,11 @@ def test_data_nn_and_penalties_do_not_know_each_other() -> None:
             assert not {name for name in names if name.split(".")[:1] == ["engram"] and name.split(".")[1] in others}
 
 
-def test_metrics_tables_and_figures_need_no_torch() -> None:
-    found = imports()
-    for place in ("metrics", "config", "presets", "results", "tables", "figures"):
-        assert not {name for name in found[place] if name.split(".")[0] == "torch"}
+def test_what_looks_at_results_needs_no_torch() -> None:
+    rooms = {"metrics", "config", "presets", "results", "comparisons", "tables", "figures", "report"}
+    for place, names in imports().items():
+        if place.split(".")[0] in rooms:
+            assert not {name for name in names if name.split(".")[0] == "torch"}, place
 
 
 def test_every_module_says_what_it_is_in_one_sentence() -> None:

@@ -16,7 +16,8 @@ from engram.cli_reproduce import reproduce
 from engram.cli_run import INTERRUPTED, run
 from engram.display import print_tables
 from engram.errors import InputError, check_choice
-from engram.figures import draw_all
+from engram.figures import FORMATS, draw_all, parse_formats
+from engram.report import write_report
 from engram.results import read_run
 from engram.tables import gains, summary
 from engram.version import __version__
@@ -63,18 +64,36 @@ def table(
 def figures(
     folder: RunFolder,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to draw.", show_default="DIR/figures")] = None,
+    format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = ",".join(FORMATS),
 ) -> None:
-    """Draw a run's figures as PNG.
+    """Draw a run's figures, and write down their numbers.
 
-    Example: engram figures runs/demo
+    Example: engram figures runs/demo --format png
     """
+    formats = parse_formats(format)
     _, results = read_run(folder)
     try:
-        paths = draw_all(results, out or folder / "figures")
+        paths = draw_all(results, out or folder / "figures", formats)
     except OSError as reason:
         raise InputError(f"cannot draw into {out or folder / 'figures'}: {reason.strerror or reason}") from reason
     for path in paths:
         print(path)
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a run or of a reproduction.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="DIR/report.html")
+    ] = None,
+) -> None:
+    """Write one HTML page that needs no network: tables, figures, settings, and what is missing.
+
+    Example: engram report runs/demo
+    """
+    print(write_report(folder, out))
 
 
 def _show_version(wanted: bool) -> None:

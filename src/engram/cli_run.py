@@ -167,7 +167,7 @@ def _say_stopped(how: str) -> None:
 def _finish(results: list[Result], folder: Path, console: Console) -> None:
     print_tables(results, console)
     console.print(
-        f"Results are in {folder}; `engram figures {folder}` draws them.",
+        f"Results are in {folder}; `engram figures {folder}` draws them, `engram report {folder}` makes one page.",
         highlight=False,
         markup=False,
         soft_wrap=not console.is_terminal,

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram import metrics
+from engram.comparisons import has_paper_data, pairs, paper_value
 from engram.metrics import Estimate
-from engram.presets import PAPER_RESULTS, changes_from_preset
+from engram.presets import changes_from_preset
 from engram.results import Result
 
 
@@ -20,7 +21,7 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     notes: tuple[str, ...] = ()
 
     def to_markdown(self) -> str:
@@ -46,7 +47,7 @@ def summary(results: Sequence[Result]) -> Table:
     rows = [_summary_row(result, with_paper) for result in results]
     config = results[0].config
     trials = max(len(result.accuracy) for result in results)
-    title = f"{config.benchmark} on {config.dataset}, {_count(config.num_tasks, 'task')}, {_count(trials, 'trial')}"
+    title = f"{config.benchmark} on {config.dataset}, {count(config.num_tasks, 'task')}, {count(trials, 'trial')}"
     notes = [
         "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
         "first, last: the accuracy then on the first and on the last task."
@@ -63,31 +64,34 @@ def summary(results: Sequence[Result]) -> Table:
         for record in results[0].data
         if record["origin"] == "structure"
     ]
-    notes += [
+    notes += [*unfinished(results), *diverged(results)]
+    return Table(title, tuple(columns), rows, tuple(notes))
+
+
+def unfinished(results: Sequence[Result]) -> list[str]:
+    """A sentence for each method that has fewer trials than it is to have."""
+    return [
         f"{result.config.method}: {len(result.accuracy)} of {result.config.trials} trials so far."
         for result in results
         if len(result.accuracy) < result.config.trials
     ]
-    notes += [
+
+
+def diverged(results: Sequence[Result]) -> list[str]:
+    """A sentence for each trial that was lost."""
+    return [
         f"{result.config.method}: {divergence}; it is left out of the row."
         for result in results
         for divergence in result.diverged
     ]
-    return Table(title, tuple(columns), rows, tuple(notes))
 
 
 def gains(results: Sequence[Result]) -> Table | None:
     """What the DHP Softmax adds to each method that was run with it and without; None if there is none."""
-    by_method = {result.config.method: result for result in results}
-    rows: list[tuple[str, ...]] = []
-    for method, result in by_method.items():
-        baseline = by_method.get("finetune" if method == "dhp" else method.removeprefix("dhp+"))
-        if result.config.plastic and baseline is not None:
-            accuracy = metrics.paired_difference(result.average_accuracy[:, -1], baseline.average_accuracy[:, -1])
-            transfer = metrics.paired_difference(result.bwt, baseline.bwt)
-            rows.append(
-                (method, *_difference(accuracy, 100, 2), *_difference(transfer, 1, 3), str(accuracy.num_trials))
-            )
+    rows = [
+        (p.method, *_difference(p.accuracy, 100, 2), *_difference(p.transfer, 1, 3), str(p.accuracy.num_trials))
+        for p in pairs(results)
+    ]
     if not rows:
         return None
     columns = ("method", "ACC points", "95% interval", "BWT", "95% interval", "pairs")
@@ -95,24 +99,18 @@ def gains(results: Sequence[Result]) -> Table | None:
     return Table(title, columns, rows, ("Trials are paired: the same initial weights, tasks and order of samples.",))
 
 
-def has_paper_data(results: Sequence[Result]) -> bool:
-    """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
-    config = results[0].config
-    return config.benchmark in PAPER_RESULTS and not {"dataset", "num_tasks"} & changes_from_preset(config).keys()
-
-
 def _summary_row(result: Result, with_paper: bool) -> tuple[str, ...]:
     accuracy = metrics.estimate(result.average_accuracy[:, -1])
     row = [
         result.config.method,
-        _number(100 * accuracy.mean, 2),
-        _number(100 * accuracy.sem, 2),
-        _number(metrics.estimate(result.bwt).mean, 3),
-        _number(100 * metrics.estimate(result.first_task[:, -1]).mean, 2),
-        _number(100 * metrics.estimate(result.latest_task[:, -1]).mean, 2),
+        number(100 * accuracy.mean, 2),
+        number(100 * accuracy.sem, 2),
+        number(metrics.estimate(result.bwt).mean, 3),
+        number(100 * metrics.estimate(result.first_task[:, -1]).mean, 2),
+        number(100 * metrics.estimate(result.latest_task[:, -1]).mean, 2),
     ]
     if with_paper:
-        paper = PAPER_RESULTS[result.config.benchmark].get(result.config.method)
+        paper = paper_value(result)
         row += ["–", "–"] if paper is None else [f"{paper[0]:.2f}", f"{paper[1]:.2f}"]
     return tuple(row)
 
@@ -126,7 +124,8 @@ def _difference(difference: Estimate, scale: float, digits: int) -> tuple[str, s
     return signed(difference.mean), f"[{signed(difference.low)}, {signed(difference.high)}]"
 
 
-def _number(value: float, digits: int) -> str:
+def number(value: float, digits: int) -> str:
+    """As text, a dash for what was not measured."""
     return "–" if math.isnan(value) else f"{_round(value, digits):.{digits}f}"
 
 
@@ -135,5 +134,5 @@ def _round(value: float, digits: int) -> float:
     return round(value, digits) + 0.0
 
 
-def _count(n: int, what: str) -> str:
+def count(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -1,0 +1,47 @@
+"""What a set of results does not have, in sentences: a report says it rather than leaving a hole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engram.comparisons import baseline_of, has_paper_data
+from engram.results import Result
+from engram.tables import diverged, unfinished
+
+
+def missing_from(results: Sequence[Result], methods: Sequence[str] = ()) -> list[str]:
+    """Everything a reader might look for and not find; `methods` are those that were to be run."""
+    run = {result.config.method for result in results}
+    sentences = [f"{method}: no trials so far." for method in methods if method not in run]
+    sentences += unfinished(results)
+    sentences += [sentence for result in results if (sentence := _tasks_so_far(result))]
+    sentences += diverged(results)
+    plastic = [result for result in results if result.config.plastic]
+    sentences += [
+        f"{baseline_of(result.config.method)} was not run, so {result.config.method} has no pair."
+        for result in plastic
+        if baseline_of(result.config.method) not in run
+    ]
+    sentences += [f"{result.config.method}: no dynamics were kept." for result in plastic if not result.dynamics]
+    if not plastic:
+        sentences.append("No method with DHP was run, so there are no differences and no dynamics of the trace.")
+    if all(len(result.accuracy) == 1 for result in results):
+        sentences.append("There is one trial only, so there are no standard errors and no intervals.")
+    if results[0].config.num_tasks == 1:
+        sentences.append("There is one task only, so there is no forgetting to measure, and BWT is empty.")
+    if not has_paper_data(results):
+        config = results[0].config
+        tasks = f"{config.benchmark} with {config.num_tasks} tasks of {config.dataset}"
+        sentences.append(f"The paper has no numbers for {tasks}, so none stand beside ours.")
+    return sentences
+
+
+def _tasks_so_far(result: Result) -> str:
+    """Where trials that did not diverge still have tasks to learn."""
+    lost = {divergence.trial - result.config.first_trial for divergence in result.diverged}
+    sound = [trial for trial in range(len(result.accuracy)) if trial not in lost]
+    learned = np.isfinite(np.diagonal(result.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
+    fewest, num_tasks = int(learned.min(initial=result.config.num_tasks)), result.config.num_tasks
+    return f"{result.config.method}: {fewest} of {num_tasks} tasks learned so far." if fewest < num_tasks else ""
