@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from engram.freezing import frozen
 from engram.learner import Learner
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
-from engram.nn.networks import Network, cnn_features, mlp_features
+from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
 from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
 from engram.presets import MIXTURE
 from engram.seeding import derive_seed
@@ -50,6 +51,15 @@ def load_datasets(config: Config, folder: str | Path | None) -> list[Dataset]:
 
 def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
     """The tasks of each trial; where they do not depend on it, all trials have the same stream."""
+    if config.examine == "validation":
+        datasets = [dataset.held_out() for dataset in datasets]
+    if config.train_samples is not None:
+        datasets = [dataset.shortened(config.train_samples) for dataset in datasets]
+    made = _streams(config, trials, datasets)
+    return made if config.mask_training else [streams.masked_only_when_examined(stream) for stream in made]
+
+
+def _streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
     if config.benchmark == "vision-mixture":
         return [streams.mixture(datasets, num_tasks=config.num_tasks)] * len(trials)
     (dataset,) = datasets
@@ -97,6 +107,8 @@ def build_model(
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
             features = build_features(config, input_shape) if own.features is None else own.features()
+            if own.features is None and config.initialisation == "he":
+                initialise_by_he(features, config.leaky_slope)
             width = _width_of(features, config, input_shape)
             head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
             return Network(features, head)
@@ -105,6 +117,13 @@ def build_model(
 
 
 def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
+    made = _features(config, input_shape)
+    if (config.input_mean, config.input_std) == (0, 1):
+        return made
+    return nn.Sequential(Standardised(config.input_mean, config.input_std), *made)
+
+
+def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
     if config.network == "mlp":
         return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
     if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
@@ -129,7 +148,18 @@ def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -
 
 def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
     if config.plastic:
-        return DHPSoftmax(width, num_classes, eta=config.eta, alpha=config.alpha, eta_range=config.eta_range)
+        return DHPSoftmax(
+            width,
+            num_classes,
+            eta=config.eta,
+            alpha=config.alpha,
+            eta_range=config.eta_range,
+            alpha_init=config.alpha_init,
+            learn_eta=config.learn_eta,
+            trace_gradient=config.trace_gradient,
+            trace_scale=config.trace_scale,
+            trace_centred=config.trace_centred,
+        )
     if config.baseline_head == "matched":
         return MatchedSoftmax(width, num_classes)
     return PlainSoftmax(width, num_classes)
@@ -138,19 +168,18 @@ def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
 def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     if config.strength is None or config.penalty is None:
         return NoPenalty(model)
+    common: dict[str, Any] = {
+        "strength": config.strength,
+        "regularize_alpha": config.regularize_alpha,
+        "protect": config.protect,
+    }
     if config.penalty == "si":
-        return SI(model, strength=config.strength, xi=config.xi, regularize_alpha=config.regularize_alpha)
+        return SI(model, xi=config.xi, **common)
     if config.penalty == "mas":
-        return MAS(model, strength=config.strength, regularize_alpha=config.regularize_alpha)
-    kind = {"ewc": EWC, "online-ewc": OnlineEWC}[config.penalty]
-    return kind(
-        model,
-        strength=config.strength,
-        labels=config.fisher_labels,
-        seed=derive_seed(config.seed, "fisher", trial) if config.fisher_labels == "sampled" else 0,
-        regularize_alpha=config.regularize_alpha,
-        **({"gamma": config.gamma} if kind is OnlineEWC else {}),
-    )
+        return MAS(model, **common)
+    seed = derive_seed(config.seed, "fisher", trial) if config.fisher_labels == "sampled" else 0
+    common |= {"labels": config.fisher_labels, "seed": seed}
+    return EWC(model, **common) if config.penalty == "ewc" else OnlineEWC(model, gamma=config.gamma, **common)
 
 
 def choose_device(name: str) -> torch.device:

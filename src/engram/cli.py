@@ -12,6 +12,7 @@ from rich.console import Console
 
 from engram.cli_bench import bench
 from engram.cli_data import data_app
+from engram.cli_reproduce import reproduce
 from engram.cli_run import INTERRUPTED, run
 from engram.display import print_tables
 from engram.errors import InputError, check_choice
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(reproduce)
 app.command()(bench)
 app.add_typer(data_app, name="data")
 

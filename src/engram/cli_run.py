@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -84,7 +84,7 @@ def run(
     if resume is not None:
         _refuse_beside_resume(context)
         _, configs = read_unfinished(resume)
-        datasets = _load(configs[0], data, console)
+        datasets = load_or_fetch(configs[0], data, console)
         with _watched(configs, resume, console) as display:
             results = resume_methods(resume, datasets, report=display.show)
         _finish(results, resume, console)
@@ -98,7 +98,7 @@ def run(
         changes |= parse_setting(setting)
     configs = _configs(benchmark, methods, changes)
     check_options(configs, device, precision, stack)  # before anything is downloaded
-    datasets = _load(configs[0], data, console)
+    datasets = load_or_fetch(configs[0], data, console)
     folder = out or default_folder(configs[0].benchmark)
     with _watched(configs, folder, console) as display:
         results = run_methods(
@@ -128,10 +128,21 @@ def _refuse_beside_resume(context: typer.Context) -> None:
 def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[RunDisplay]:
     """A display for the run. Who stops it is told how to go on."""
 
+    def how() -> str:
+        return f"`engram run --resume {shlex.quote(str(folder))}` goes on" if has_begun(folder) else ""
+
+    with stopping(how, console), RunDisplay(configs, console) as display:
+        yield display
+
+
+@contextmanager
+def stopping(how: Callable[[], str], console: Console) -> Iterator[None]:
+    """Within it, who stops the command is told how it goes on."""
+
     def stop(*signalled: object) -> NoReturn:
         """At once: threads at work on a hundred models would else be waited for, and the folder is sound anyhow."""
         console.show_cursor()
-        _say_stopped(folder)
+        _say_stopped(how())
         sys.stdout.flush()
         os._exit(INTERRUPTED)
 
@@ -140,19 +151,17 @@ def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[
     if takes_over:
         signal.signal(signal.SIGINT, stop)
     try:
-        with RunDisplay(configs, console) as display:
-            yield display
+        yield
     except KeyboardInterrupt:
-        _say_stopped(folder)
+        _say_stopped(how())
         sys.exit(INTERRUPTED)
     finally:
         if takes_over:
             signal.signal(signal.SIGINT, usual)
 
 
-def _say_stopped(folder: Path) -> None:
-    how = f"; `engram run --resume {shlex.quote(str(folder))}` goes on" if has_begun(folder) else ""
-    print(f"engram: stopped{how}", file=sys.stderr, flush=True)
+def _say_stopped(how: str) -> None:
+    print(f"engram: stopped{'; ' if how else ''}{how}", file=sys.stderr, flush=True)
 
 
 def _finish(results: list[Result], folder: Path, console: Console) -> None:
@@ -198,7 +207,7 @@ def _method_names(methods: str | None) -> list[str]:
     return names
 
 
-def _load(config: Config, data: str | None, console: Console) -> list[Dataset]:
+def load_or_fetch(config: Config, data: str | None, console: Console) -> list[Dataset]:
     """The datasets. What is missing is downloaded into Engram's own cache; a folder that a person named is theirs."""
     missing = [name for name in dataset_names(config) if not is_present(name)] if named_folder(data) is None else []
     if missing:

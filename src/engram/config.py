@@ -38,23 +38,35 @@ class Config:
     # the stream
     dataset: str = "mnist"
     num_tasks: int = 10
+    train_samples: int | None = None  # of each dataset at most so many, the first; None for all
     imbalance_seed: int = 0  # of the removal probabilities; the same in all experiments
+    mask_training: bool = True  # other tasks' outputs, in training too; else only when examined
+    examine: str = "test"  # or "validation": the last sixth of the training samples, on which nothing is trained
 
     # the network
     network: str = "mlp"  # or "cnn", or "own" for features that are given to `engram.run`
     hidden: tuple[int, ...] = (400, 400)
     leaky_slope: float = 0.01
+    input_mean: float = 0.0  # of the pixels in [0, 1]; the network sees (pixel − mean) / std
+    input_std: float = 1.0
+    initialisation: str = "pytorch"  # of the features; or "he"
 
     # the head: plastic for the methods with "dhp", else the baseline
     eta: float = 1e-3
     eta_range: str = "unit"
     alpha: str = "synapse"
+    alpha_init: float = 0.01  # α = alpha_init · U(0, 1)
+    learn_eta: bool = True
+    trace_gradient: bool = True  # whether the loss is differentiated through what a batch writes
+    trace_scale: float | None = None  # the root mean square at which each class's trace is read; None for as written
+    trace_centred: bool = False  # write each class's mean less the mean of all classes of the batch
     baseline_head: str = "matched"
 
     # the penalty; None for the methods without
     strength: float | None = None
     penalty_step: str = "proximal"
     regularize_alpha: bool = False
+    protect: str = "slow"  # weights; or "in-force", slow plus fast
     gamma: float = 1.0  # Online EWC
     fisher_labels: str = "true"  # EWC and Online EWC
     xi: float = 0.1  # SI
@@ -72,6 +84,9 @@ class Config:
         if self.dataset != only and (only is not None or self.dataset in DATASET_OF.values()):
             raise InputError(f"the dataset of {self.benchmark} cannot be {self.dataset!r}")
         check_choice("network", self.network, ("mlp", "cnn", "own"))
+        check_choice("examine", self.examine, ("test", "validation"))
+        check_choice("initialisation", self.initialisation, ("pytorch", "he"))
+        check_choice("protect", self.protect, ("slow", "in-force"))
         check_choice("eta_range", self.eta_range, ("unit", "unbounded"))
         check_choice("alpha", self.alpha, ("synapse", "uniform"))
         check_choice("baseline_head", self.baseline_head, ("matched", "plain"))
@@ -90,9 +105,14 @@ class Config:
         _check("leaky_slope", 0 <= self.leaky_slope <= 1, self, "in [0, 1]")
         _check("eta", abs(self.eta) <= LARGEST, self, "a number")
         _check("eta", self.eta_range == "unbounded" or 0 <= self.eta <= 1, self, "in [0, 1]")
+        _check("input_mean", abs(self.input_mean) <= LARGEST, self, "a number")
+        _check("input_std", 0 < self.input_std <= LARGEST, self, "above 0")
+        _check("alpha_init", 0 <= self.alpha_init <= LARGEST, self, "at least 0")
+        _check("trace_scale", self.trace_scale is None or 0 < self.trace_scale <= LARGEST, self, "above 0")
         _check("learning_rate", 0 < self.learning_rate <= LARGEST, self, "above 0")
         _check("gamma", 0 <= self.gamma <= 1, self, "in [0, 1]")
         _check("xi", 0 < self.xi <= LARGEST, self, "above 0")
+        _check("train_samples", self.train_samples is None or self.train_samples >= 1, self, "at least 1")
         if self.strength is not None:
             _check("strength", 0 < self.strength <= LARGEST, self, "above 0")
         elif self.penalty is not None:

@@ -80,6 +80,19 @@ PAPER_RESULTS: dict[str, dict[str, tuple[float, float]]] = {
     },
 }
 
+# The steady trace: the form of the DHP Softmax in which it helps (docs/reproduction.md says how it was found). The
+# trace is a slow mean of each class's activations, less the mean over classes, and is read at a size that does not
+# depend on theirs; it is nothing to differentiate through; and a penalty protects the weights that are in force.
+STEADY: dict[str, Any] = {
+    "trace_scale": 2.0,
+    "trace_centred": True,
+    "trace_gradient": False,
+    "alpha_init": 0.1,
+    "learn_eta": False,
+    "eta": 1e-4,
+    "protect": "in-force",
+}
+
 
 def preset(benchmark: str, method: str, **changes: Any) -> Config:
     """The paper's settings of a method on a benchmark, with changes: `preset("split-mnist", "dhp+si", trials=3)`."""

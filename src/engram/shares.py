@@ -13,7 +13,18 @@ from engram.errors import InputError
 from engram.learner import TrialOutcome
 from engram.results import Divergence, Result
 
-SHARED = ("benchmark", "dataset", "num_tasks", "seed", "imbalance_seed", "trials", "first_trial")  # by all configs
+SHARED = (  # by all configs
+    "benchmark",
+    "dataset",
+    "num_tasks",
+    "train_samples",
+    "seed",
+    "imbalance_seed",
+    "mask_training",
+    "examine",
+    "trials",
+    "first_trial",
+)
 TOGETHER = ("epochs", "batch_size")  # by the configs of one stack
 
 Key = tuple[int, int]  # a config by its place, and a trial

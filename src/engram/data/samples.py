@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -64,6 +64,15 @@ class Dataset:
     def provenance(self) -> dict[str, Any]:
         """What a result file keeps about its data."""
         return {"name": self.name, "origin": self.origin, "train": len(self.train), "test": len(self.test)}
+
+    def held_out(self) -> Dataset:
+        """For choices that the test samples must not see: the last sixth of the training samples in their place."""
+        last = len(self.train) * 5 // 6
+        return replace(self, train=self.train[slice(0, last)], test=self.train[slice(last, None)])
+
+    def shortened(self, num_samples: int) -> Dataset:
+        """With the first so many training samples only; all test samples stay."""
+        return replace(self, train=self.train[slice(0, num_samples)])
 
     def fingerprint(self) -> str:
         """The same for the same samples, and for no others."""

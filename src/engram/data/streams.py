@@ -26,6 +26,11 @@ class Task:
     test: Samples
     classes: tuple[int, ...]  # the others are masked out
     permutation: Tensor | None = None  # the order in which the pixels of each input are read
+    taught: tuple[int, ...] = ()  # the outputs that take part in training; by default the task's classes
+
+    def __post_init__(self) -> None:
+        if not self.taught:
+            object.__setattr__(self, "taught", self.classes)
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,11 @@ def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) 
 
     tasks = [task(*parts) for parts in zip(loaded, offsets, sizes, strict=True)][:num_tasks]
     return Stream(tuple(tasks), num_classes=sum(sizes))
+
+
+def masked_only_when_examined(stream: Stream) -> Stream:
+    """The same tasks, but in training all outputs take part in each: the network is not told of which task it is."""
+    return replace(stream, tasks=tuple(replace(task, taught=tuple(range(stream.num_classes))) for task in stream))
 
 
 def as_colour_32(images: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from engram.errors import InputError, NotFiniteError, check_choice
 from engram.mapping import mapped
 from engram.targets import check_targets
 
+SMALLEST_TRACE = 1e-12  # root mean square below which a trace counts as none
+
 
 def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Each sample's share in the mean of its class: 1/s if the batch has s samples of that class, 0 in all others.
@@ -23,7 +25,7 @@ def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[
     """
     member = torch.eq(target.unsqueeze(-1), _class_numbers(num_classes, target.device)).to(dtype)  # (…, B, C)
     count = member.sum(dim=-2, keepdim=True)  # (…, 1, C)
-    return member.div_(count.clamp(min=1)), count.clamp_(max=1).mT
+    return member.div_(count.clamp(min=1)), count.clamp(max=1).mT
 
 
 @lru_cache(maxsize=16)
@@ -106,6 +108,13 @@ class DHPSoftmax(nn.Module):
         eta: initial rate η at which the trace takes up new activations.
         alpha: "synapse" for a plasticity coefficient α per synapse, "uniform" for one that all share.
         eta_range: "unit" or "unbounded".
+        alpha_init: α starts at alpha_init · U(0, 1).
+        learn_eta: whether η is learned, or stays as given.
+        trace_gradient: whether the loss is differentiated through what a batch writes into the trace: else h has one
+            path, and η learns nothing.
+        trace_scale: the root mean square at which the trace of each class is read, whatever that of the activations;
+            None reads it as it was written (Eq. 2).
+        trace_centred: whether each class writes its mean activation less the mean over the classes of the batch.
 
     Shape:
         hidden (B, m) and target (B,) of class numbers → logits (B, C). Like the paper's, the layer has no
@@ -135,6 +144,11 @@ class DHPSoftmax(nn.Module):
         eta: float = 1e-3,
         alpha: str = "synapse",
         eta_range: str = "unit",
+        alpha_init: float = 0.01,
+        learn_eta: bool = True,
+        trace_gradient: bool = True,
+        trace_scale: float | None = None,
+        trace_centred: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -149,29 +163,37 @@ class DHPSoftmax(nn.Module):
             raise InputError(f"eta must be a number, not {eta}")
         if eta_range == "unit" and not 0 <= eta <= 1:
             raise InputError(f"eta must lie in [0, 1], where the trace is a weighted mean, not {eta}")
+        if trace_scale is not None and not (math.isfinite(trace_scale) and trace_scale > 0):
+            raise InputError(f"trace_scale must be above 0, not {trace_scale}")
+        if not (math.isfinite(alpha_init) and alpha_init >= 0):
+            raise InputError(f"alpha_init must be at least 0, not {alpha_init}")
         self.in_features = in_features
         self.out_features = out_features
         self.eta_range = eta_range
         shape = (out_features, in_features)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.alpha = nn.Parameter(torch.empty(shape if alpha == "synapse" else (), device=device, dtype=dtype))
-        self.eta = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.eta = nn.Parameter(torch.empty((), device=device, dtype=dtype), requires_grad=learn_eta)
         self.register_buffer("hebb", torch.empty(shape, device=device, dtype=dtype))
         self.initial_eta = eta
+        self.alpha_init = alpha_init
+        self.trace_gradient = trace_gradient
+        self.trace_scale = trace_scale
+        self.trace_centred = trace_centred
         self.check_values = True  # whether a batch's values are looked at before the trace is written, on a CPU
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Slow weights as in `torch.nn.Linear`, α = 0.01 · U(0, 1), η as given, and an empty trace."""
+        """Slow weights as in `torch.nn.Linear`, α = alpha_init · U(0, 1), η as given, and an empty trace."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        nn.init.uniform_(self.alpha, 0, 0.01)
+        nn.init.uniform_(self.alpha, 0, self.alpha_init)
         nn.init.constant_(self.eta, self.initial_eta)
         nn.init.zeros_(self.hebb)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         self._check_hidden(hidden)
         if not self.training:
-            return F.linear(hidden, plastic_weight(self.weight, self.alpha, self.hebb))
+            return F.linear(hidden, plastic_weight(self.weight, self.alpha, self.read(self.hebb)))
         target = self._check_target(hidden, target)
         if torch.is_autocast_enabled(hidden.device.type):
             with torch.autocast(hidden.device.type, enabled=False):  # the trace sums up small changes
@@ -182,16 +204,52 @@ class DHPSoftmax(nn.Module):
         weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
             eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
-        logits, written = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
+        if self.literal:
+            logits, written = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
+        else:
+            written = self._written(hidden if self.trace_gradient else hidden.detach(), target)
+            logits = F.linear(hidden, plastic_weight(weight, alpha, self.read(written)))
         with torch.no_grad():
             hebb.copy_(written)
         return logits
+
+    @property
+    def literal(self) -> bool:
+        """Whether the trace is written, read and differentiated as the paper says."""
+        return self.trace_gradient and self.trace_scale is None and not self.trace_centred
+
+    def _written(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Eq. 3, with the choices that this layer offers."""
+        share, present = class_shares(target, self.out_features, hidden.dtype)
+        mean = share.mT @ hidden  # h̃ (C, m), 0 for absent classes
+        if self.trace_centred:
+            mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True)
+        eta = self.eta if self.trace_gradient else self.eta.detach()
+        return self.hebb + eta * present * (mean - self.hebb)
+
+    def read(self, hebb: Tensor) -> Tensor:
+        """The trace as Eq. 2 sees it: of the root mean square `trace_scale` in each class, or as it was written.
+
+        The factor that brings it there is a constant for the gradient. A class never seen has no trace to scale.
+        """
+        if self.trace_scale is None:
+            return hebb
+        size = hebb.detach().square().mean(dim=-1, keepdim=True).sqrt()
+        return hebb * (self.trace_scale / size.clamp(min=SMALLEST_TRACE))
+
+    def fast_part(self) -> Tensor:
+        """What the trace adds to the slow weights now:  α Hebb."""
+        return self.fast_part_of(self.alpha, self.hebb)
+
+    def fast_part_of(self, alpha: Tensor, hebb: Tensor) -> Tensor:
+        """The same of other tensors, also of a stack of layers like this one."""
+        return _as_matrix(alpha, hebb) * self.read(hebb)
 
     def weight_slopes(self) -> dict[str, Tensor]:
         """Derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α."""
         slopes = {"weight": torch.ones_like(self.weight)}
         if self.alpha.shape == self.weight.shape:
-            slopes["alpha"] = self.hebb
+            slopes["alpha"] = self.read(self.hebb)
         return slopes
 
     @torch.no_grad()
@@ -204,7 +262,7 @@ class DHPSoftmax(nn.Module):
             device=self.weight.device,
             dtype=self.weight.dtype,
         )
-        linear.weight.copy_(plastic_weight(self.weight, self.alpha, self.hebb))
+        linear.weight.copy_(plastic_weight(self.weight, self.alpha, self.read(self.hebb)))
         return linear.train(self.training)
 
     @torch.no_grad()

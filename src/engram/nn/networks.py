@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 
@@ -18,6 +19,28 @@ class Network(nn.Module):
 
     def forward(self, inputs: Tensor, target: Tensor | None = None) -> Tensor:
         return self.head(self.features(inputs), target)
+
+
+class Standardised(nn.Module):
+    """Inputs less a mean, divided by a standard deviation, both of the dataset."""
+
+    def __init__(self, mean: float, std: float):
+        super().__init__()
+        self.mean = mean
+        self.std = std
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.mean) / self.std
+
+
+@torch.no_grad()
+def initialise_by_he(features: nn.Module, slope: float) -> None:
+    """He's uniform initialisation for LeakyReLU of that slope: activations keep their variance from layer to layer."""
+    for layer in features.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.kaiming_uniform_(layer.weight, a=slope)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def mlp_features(num_inputs: int, hidden: Sequence[int], slope: float) -> nn.Sequential:

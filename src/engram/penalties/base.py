@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError, NotFiniteError
+from engram.errors import InputError, NotFiniteError, check_choice
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,16 @@ class Penalty(ABC):
             module lists in `plastic_parameters` (the DHP Softmax's α and η) are left free.
         strength: λ of Eq. 4.
         regularize_alpha: protect the plasticity coefficients α too (the paper does not).
+        protect: "slow" protects θ (Eq. 4). "in-force" protects the weight that the network computes with, θ + α Hebb:
+            Ω is its importance all the same, since ∂z/∂θ is its derivative, and θ then makes up for what the trace
+            would change where it matters:  λ Σ Ω ((θ + α Hebb) − (θ* + α* Hebb*))².
     """
 
     keeps_every_term = False  # a term a task, or one for all
     gamma: float = 1.0  # how much of the older tasks' importance stays, where one term is for all
     extra_groups: tuple[str, ...] = ()  # attributes of a subclass, each a tensor per weight, that are state as well
 
-    def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False):
+    def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False, protect: str = "slow"):
         if not (math.isfinite(strength) and strength > 0):
             raise InputError(f"a penalty's strength must be a positive number, not {strength}")
         self.model = model
@@ -61,6 +64,9 @@ class Penalty(ABC):
         self.parameters = slow_parameters(model, regularize_alpha)
         if not self.parameters:
             raise InputError("the model has no trainable slow weights for a penalty to protect")
+        check_choice("protect", protect, ("slow", "in-force"))
+        # what stands beside a slow weight in force; the penalty looks at it, and moves the slow weight only
+        self.fast = fast_parts(model, self.parameters) if protect == "in-force" else {}
         self.terms: list[Term] = []
         self.gradient_share: Tensor | None = None  # how many times `loss`'s gradient is in .grad; None for not at all
         self._pull: tuple[list[Term], tuple[float, float, str], Pull] | None = None
@@ -72,7 +78,7 @@ class Penalty(ABC):
     def gradient(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """The gradient of `loss` at the given values, written down:  2 λ Σ_terms Ω_k (θ_k − θ*_k)."""
         gradient = {}
-        for name, theta in parameters.items():
+        for name, theta in self.in_force(parameters).items():
             slope = torch.zeros_like(theta)
             for term in self.terms:
                 slope = slope + term.importance[name] * (theta - term.anchor[name])
@@ -88,7 +94,11 @@ class Penalty(ABC):
         pull = self.pull(learning_rate)
         if pull is not None:
             for name, theta in self.parameters.items():
-                torch.addcmul(pull.shift[name], theta, pull.gain[name], out=theta)
+                torch.addcmul(moved_shift(pull, name, self.fast), theta, pull.gain[name], out=theta)
+
+    def in_force(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights as the network computes with them: those that have a fast part, with it."""
+        return {n: t + self.fast[n]().detach() if n in self.fast else t for n, t in parameters.items()}
 
     @torch.no_grad()
     def pull(self, learning_rate: float, step: str = "proximal") -> Pull | None:
@@ -130,11 +140,16 @@ class Penalty(ABC):
     def remember(self, importance: dict[str, Tensor]) -> None:
         """Ω ← γ Ω + Ω_task  and  θ* ← θ; or a term of its own for every task."""
         if self.keeps_every_term:
-            self.terms = [*self.terms, Term(importance, self.snapshot())]
+            self.terms = [*self.terms, Term(importance, self.anchors())]
             return
         for term in self.terms:
             importance = {name: self.gamma * term.importance[name] + omega for name, omega in importance.items()}
-        self.terms = [Term(importance, self.snapshot())]
+        self.terms = [Term(importance, self.anchors())]
+
+    @torch.no_grad()
+    def anchors(self) -> dict[str, Tensor]:
+        """A copy of the protected weights, as they are in force now if that is what is protected."""
+        return {name: theta.clone() for name, theta in self.in_force(self.snapshot()).items()}
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the protected weights as they are now."""
@@ -190,6 +205,15 @@ class Pull:
 
     gain: dict[str, Tensor]
     shift: dict[str, Tensor]
+
+
+def moved_shift(pull: Pull, name: str, fast: Mapping[str, Callable[[], Tensor]]) -> Tensor:
+    """The shift of a weight now. Where it stands beside a fast part f, its anchor is θ* − f, which moves with f:
+
+    shift − (1 − gain) f,  for either kind of step, since shift = (1 − gain) θ*.
+    """
+    shift = pull.shift[name]
+    return shift if name not in fast else torch.addcmul(shift, pull.gain[name] - 1, fast[name]().detach())
 
 
 def proximal_pull(terms: list[Term], scale: float) -> Pull:
@@ -249,7 +273,7 @@ class _QuadraticForm(torch.autograd.Function):
         ctx.save_for_backward(*theta)
         cost = torch.zeros((), device=theta[0].device, dtype=theta[0].dtype)
         for term in penalty.terms:
-            for name, value in zip(penalty.parameters, theta, strict=True):
+            for name, value in penalty.in_force(dict(zip(penalty.parameters, theta, strict=True))).items():
                 cost = cost + (term.importance[name] * (value - term.anchor[name]).square()).sum()
         return penalty.strength * cost
 
@@ -286,6 +310,17 @@ def slow_parameters(model: nn.Module, with_alpha: bool = False) -> dict[str, nn.
         if not (with_alpha and name == "alpha")
     }
     return {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in plastic}
+
+
+def fast_parts(model: nn.Module, slow: Mapping[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """For each of the slow weights that stand beside a trace, a function that gives what the trace adds to it."""
+    found = {}
+    for name, module in model.named_modules():
+        weight = f"{name}.weight".removeprefix(".")
+        fast_part = getattr(module, "fast_part", None)
+        if weight in slow and getattr(module, "plastic_parameters", None) and callable(fast_part):
+            found[weight] = fast_part
+    return found
 
 
 def _prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

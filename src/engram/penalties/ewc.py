@@ -40,8 +40,9 @@ class EWC(Penalty):
         labels: str = "true",
         seed: int = 0,
         regularize_alpha: bool = False,
+        protect: str = "slow",
     ):
-        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha)
+        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
         check_choice("labels", labels, ("true", "sampled", "exact"))
         self.labels = labels
         self.seed = seed
@@ -113,8 +114,11 @@ class OnlineEWC(EWC):
         labels: str = "true",
         seed: int = 0,
         regularize_alpha: bool = False,
+        protect: str = "slow",
     ):
-        super().__init__(model, strength=strength, labels=labels, seed=seed, regularize_alpha=regularize_alpha)
+        super().__init__(
+            model, strength=strength, labels=labels, seed=seed, regularize_alpha=regularize_alpha, protect=protect
+        )
         if not 0 <= gamma <= 1:
             raise InputError(f"gamma must lie in [0, 1], not {gamma}")
         self.gamma = gamma

@@ -192,7 +192,7 @@ def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Func
 
 def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
     assert not isinstance(layer.padding, str)  # `_has_products` saw to that
-    patches = F.unfold(entered, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # (B, in·k·k, L)
+    patches = _patches(layer, entered)  # (B, in·k·k, L)
     patches = patches.unflatten(1, (layer.groups, -1))  # (B, G, in/G·k·k, L)
     d = delta.flatten(2).unflatten(1, (layer.groups, -1))  # (B, G, out/G, L)
     per_sample = torch.einsum("bgol,bgil->bgoi", d, patches)
@@ -200,6 +200,20 @@ def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function
         "weight": function(per_sample).sum(dim=0).reshape(layer.weight.shape),
         "bias": function(delta.flatten(2).sum(dim=2)).sum(dim=0),
     }
+
+
+def _patches(layer: nn.Conv2d, entered: Tensor) -> Tensor:
+    """What the kernel of a convolution sees, a column for each place.
+
+    As a view that is copied once: `F.unfold` calls a GPU once for every sample, which then does little else.
+    """
+    assert not isinstance(layer.padding, str)
+    if layer.dilation != (1, 1):
+        return F.unfold(entered, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    (rows, columns), (down, across) = layer.kernel_size, layer.stride
+    padded = F.pad(entered, (layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0]))
+    windows = padded.unfold(2, rows, down).unfold(3, columns, across)  # (B, in, H′, W′, k, k)
+    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(entered), -1, windows.shape[2] * windows.shape[3])
 
 
 def _sum_by_mapping(

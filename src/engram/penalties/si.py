@@ -30,8 +30,16 @@ class SI(Penalty):
 
     extra_groups = ("path", "start", "before")
 
-    def __init__(self, model: nn.Module, *, strength: float, xi: float = 0.1, regularize_alpha: bool = False):
-        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        strength: float,
+        xi: float = 0.1,
+        regularize_alpha: bool = False,
+        protect: str = "slow",
+    ):
+        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
         if not (math.isfinite(xi) and xi > 0):
             raise InputError(f"xi must be a positive number, not {xi}")
         self.xi = xi

@@ -70,7 +70,10 @@ def _architecture(config: Config) -> tuple:
     """What models must have in common; a matched head has the shapes of a plastic one."""
     plain = not config.plastic and config.baseline_head == "plain"
     head = "plain" if plain else config.alpha if config.plastic else "synapse"
-    return (config.network, config.hidden, config.leaky_slope, head, config.eta_range)
+    trace = (config.trace_gradient, config.trace_scale, config.trace_centred) if config.plastic else (True, None, False)
+    inputs = (config.input_mean, config.input_std)
+    step = config.penalty_step if config.protect == "in-force" else None  # anchors that move do so at different moments
+    return (config.network, config.hidden, config.leaky_slope, *inputs, head, config.eta_range, *trace, step)
 
 
 def load_kernels(dtype: torch.dtype) -> ModuleType | None:

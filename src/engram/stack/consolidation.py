@@ -57,7 +57,7 @@ def _fixed(penalty: Penalty) -> dict[str, str | bool | int]:
 
 def _check_mappable(penalty: Penalty, one: Penalty) -> None:
     """Refuse to map over penalties that hold something that could not be a value of each model."""
-    usual = {"model", "parameters", "terms", "gradient_share", "_pull", *penalty.extra_groups}
+    usual = {"model", "parameters", "fast", "terms", "gradient_share", "_pull", *penalty.extra_groups}
     for name, value in vars(penalty).items():
         if name not in usual and not isinstance(value, str | bool | int | float):
             raise TypeError(f"its {name!r} is a {type(value).__name__}, which cannot be mapped over")
@@ -95,7 +95,7 @@ def _importances(
             # Whatever else the first of the penalties has is its own, and no other model may see it.
             penalty = object.__new__(type(one))
             vars(penalty).update(_fixed(one), **settings, **states, model=model, parameters=parameters)
-            return penalty.importance(_batches(own_tasks, samples_at_once, place, dtype), own_tasks[0].classes)
+            return penalty.importance(_batches(own_tasks, samples_at_once, place, dtype), own_tasks[0].taught)
 
         call = Called(section.still, work)
         arguments = (settings, states, parameters, torch.arange(len(rows), device=section.device))

@@ -21,6 +21,7 @@ from engram.errors import InputError
 from engram.learner import Learner
 from engram.masking import mask_logits
 from engram.penalties import SI, Penalty
+from engram.penalties.base import moved_shift
 from engram.penalties.per_sample import find_product_layers
 from engram.stack.chains import chain_of
 
@@ -139,6 +140,9 @@ class FactoredDescent:
         config, penalty = self.learner.config, self.learner.penalty
         pull = penalty.pull(config.learning_rate, config.penalty_step)
         pulls = {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain}
+        # The anchors of weights beside a trace move with it: their shift is written anew at every step.
+        self.moving = {name: pulls[name][1].clone() for name in penalty.fast if name in pulls}
+        pulls |= {name: (pulls[name][0], shift) for name, shift in self.moving.items()}
         paths = penalty.path if isinstance(penalty, SI) else {}
         steps = {
             name: ParameterStep(theta, config.learning_rate, config.penalty_step, pulls.get(name), paths.get(name))
@@ -182,11 +186,26 @@ class FactoredDescent:
             outputs.append(output)
         gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()], allow_unused=True)
         with torch.no_grad():
+            proximal = self.learner.config.penalty_step == "proximal"
+            if not proximal:  # the gradient's step is of the weights that the loss was of
+                self._move_anchors()
             for prefix, delta in zip(self.seen, gradients, strict=False):
                 self._step_layer(prefix, delta)
-            for step, gradient in zip(self.direct_steps, gradients[len(outputs) :], strict=True):
+            direct = list(zip(self.direct, self.direct_steps, gradients[len(outputs) :], strict=True))
+            for _, step, gradient in [entry for entry in direct if entry[0] not in self.moving]:
+                step.take(torch.zeros_like(step.theta) if gradient is None else gradient)
+            if proximal:
+                self._move_anchors()
+            for _, step, gradient in [entry for entry in direct if entry[0] in self.moving]:
                 step.take(torch.zeros_like(step.theta) if gradient is None else gradient)
         return loss.detach()
+
+    def _move_anchors(self) -> None:
+        config, penalty = self.learner.config, self.learner.penalty
+        for name, shift in self.moving.items():
+            pull = penalty.pull(config.learning_rate, config.penalty_step)
+            assert pull is not None
+            shift.copy_(moved_shift(pull, name, penalty.fast))
 
     def _step_layer(self, prefix: str, delta: Tensor | None) -> None:
         weight, bias = self.layer_steps[prefix]

@@ -34,7 +34,7 @@ def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | 
     for module in model.modules():
         if type(module).forward is DHPSoftmax.forward:
             assert isinstance(module, DHPSoftmax)
-            if module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
+            if module.literal and module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
                 module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
 
 

@@ -110,7 +110,8 @@ class Mapped:
 
     def _captured(self, first: int, last: int, batch_size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Only what this thread does can spoil the capture: another may be drawing the next order into pinned memory.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step(first, last, batch_size)
         return graph
 
@@ -119,7 +120,7 @@ class Mapped:
         inputs, targets = self._batch(first, last, batch_size)
         parts = self._parts(first, last)
         for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
-            losses = part.section.step(inputs, targets, self.tasks[0].classes, part.rows)
+            losses = part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
             self.losses[part.places].index_copy_(1, self.slot, losses[:, None])
         self.cursor += batch_size
         self.slot += 1

@@ -42,7 +42,7 @@ class OneByOne:
         self.tasks = self.batches.tasks(n)
         for learner, descent in zip(self.learners, self.descents, strict=True):
             learner.model.train()
-            descent.begin_task(self.tasks[self.place[learner.trial]].classes)
+            descent.begin_task(self.tasks[self.place[learner.trial]].taught)
 
     def begin_epoch(self, n: int, epoch: int) -> None:
         self.now = (n, epoch)

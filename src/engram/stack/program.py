@@ -52,7 +52,7 @@ def consolidate_alone(learner: Learner, task: Task, dtype: torch.dtype) -> bool:
     """Consolidate one learner by its penalty's own method; returns whether its importances are numbers."""
     batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation, dtype=dtype)
     try:
-        learner.penalty.consolidate(batches, task.classes)
+        learner.penalty.consolidate(batches, task.taught)
     except NotFiniteError:  # importances that overflow though the weights do not
         return False
     return True

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from engram.learner import DYNAMICS, Learner, read_dynamics
+from engram.nn.dhp import DHPSoftmax
 from engram.stack.layers import cross_entropy, prepare
 from engram.stack.rows import Rows
 from engram.stack.step import Step, steps_of, take_step
@@ -66,10 +67,27 @@ class Section:
         if losses.shape not in self.ones:
             self.ones[losses.shape] = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
-        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-            gradient = torch.zeros_like(leaf) if gradient is None else gradient  # a penalty pulls an idle weight too
-            self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
+        proximal = self.learners[0].config.penalty_step == "proximal"
+        if not proximal:  # the gradient's step is of the weights that the loss was of
+            self._move_anchors()
+        for moving in (False, True):
+            if moving and proximal:
+                self._move_anchors()
+            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+                if (self.steps[name].moving is not None) == moving:
+                    gradient = torch.zeros_like(leaf) if gradient is None else gradient  # an idle weight is pulled too
+                    self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
         return losses.detach().flatten()
+
+    @torch.no_grad()
+    def _move_anchors(self) -> None:
+        """Of weights beside a trace, as it is now."""
+        for step in self.steps.values():
+            if step.moving is not None:
+                layer = cast(DHPSoftmax, self.still.get_submodule(step.moving.layer))
+                alpha = self.rows.parameters[f"{step.moving.layer}.alpha"][step.moving.models]
+                hebb = self.rows.buffers[f"{step.moving.layer}.hebb"][step.moving.models]
+                step.moving.move(step, layer.fast_part_of(alpha, hebb))
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, shared: bool) -> Tensor:

@@ -13,6 +13,20 @@ from engram.penalties import SI
 
 
 @dataclass(frozen=True)
+class Moving:
+    """The anchors of weights beside a trace: their shift moves with its fast part f, as shift − (1 − gain) f."""
+
+    layer: str  # the plastic one, by name
+    models: Tensor  # whose, by their rows in the section
+    held: Tensor  # and by their rows in `gain` and `shift`
+    shift: Tensor  # without a fast part
+
+    def move(self, step: Step, fast: Tensor) -> None:
+        """Write the shift for a fast part (models, *shape)."""
+        step.shift.index_copy_(0, self.held, torch.addcmul(self.shift, step.gain[self.held] - 1, fast))
+
+
+@dataclass(frozen=True)
 class Step:
     """For one named parameter: θ ← gain (θ − lr g) + shift where a model is held, and SI's path where it is followed.
 
@@ -27,6 +41,7 @@ class Step:
     held: Tensor
     path: Tensor
     followed: Tensor
+    moving: Moving | None = None
 
     def __getitem__(self, rows: slice) -> Step:
         """The step of some of the models."""
@@ -74,7 +89,7 @@ def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict
         stacked_path = torch.stack(followed) if followed else none
         for row, path in zip(stacked_path, (path for path in paths if name in path), strict=True):
             path[name] = row
-        steps[name] = Step(
+        step = Step(
             rate=torch.tensor(rates, dtype=theta.dtype, device=theta.device),
             proximal=torch.tensor(proximal, dtype=torch.int32, device=theta.device),
             gain=torch.stack([gain for gain, _ in held]) if held else none,
@@ -83,9 +98,19 @@ def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict
             path=stacked_path,
             followed=_rows([name in path for path in paths], theta.device),
         )
+        steps[name] = replace(step, moving=_moving(name, learners, step))
     for learner in learners:
         learner.penalty.forget_pull()
     return steps
+
+
+def _moving(name: str, learners: Sequence[Learner], step: Step) -> Moving | None:
+    own = [i for i, learner in enumerate(learners) if name in learner.penalty.fast and int(step.held[i]) >= 0]
+    if not own:
+        return None
+    models = torch.tensor(own, device=step.held.device)
+    held = step.held[models].long()
+    return Moving(name.rpartition(".")[0], models, held, step.shift[held].clone())
 
 
 def _pulls(learner: Learner, trained: set[str]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,0 +1,113 @@
+"""What a reproduction runs: the paper's table, its two sensitivity analyses, and our questions about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engram.config import BENCHMARKS, PAPER_METHODS, PENALTIES, Config
+from engram.errors import check_choice
+from engram.presets import STEADY, preset
+from engram.reproduction.study import study_entries
+from engram.sheets import NOT_IN_THE_PAPER, PARTS
+
+ETAS = (0.1, 0.01, 0.001, 0.0005, 0.0001)  # the paper's own, over which it drew its Figure 4
+ETA_TRIALS = 5
+CHOOSING = {"seed": 1000, "examine": "validation"}  # choices are made with seeds and samples that no result is from
+
+# "we performed a grid search using a task sequence determined by a single seed": the ends and some of the points of
+# each grid stand in comments of the paper's source, with dots between them.
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+    "permuted-mnist": {
+        "online-ewc": (10, 20, 50, 100, 200, 400),
+        "si": (0.01, 0.05, 0.1, 0.5, 1.0),
+        "mas": (0.01, 0.1, 0.5, 1.0, 1.5, 2.0),
+    },
+    "split-mnist": {
+        "online-ewc": (1, 25, 50, 100, 400, 1000, 2000),
+        "si": (0.1, 0.5, 1.0, 2.0, 5.0),
+        "mas": (0.01, 0.05, 1.0, 1.5, 3.0, 4.5, 5.0),
+    },
+}
+
+# Enough to see every page of the report in minutes, on any computer. The numbers mean nothing.
+QUICK: dict[str, dict[str, Any]] = {
+    "permuted-mnist": {"dataset": "mnist-small", "train_samples": 2000, "epochs": 1, "batch_size": 32},
+    "imbalanced-permuted-mnist": {"dataset": "mnist-small", "train_samples": 4000, "epochs": 1, "batch_size": 32},
+    "split-mnist": {"dataset": "mnist-small", "train_samples": 5000, "epochs": 1, "batch_size": 10},
+    "vision-mixture": {"train_samples": 320, "epochs": 1},
+}
+QUICK_TRIALS = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sheet to be: configs by label, all on one benchmark."""
+
+    name: str
+    benchmark: str
+    entries: dict[str, Config]
+
+    @property
+    def num_models(self) -> int:
+        return sum(config.trials for config in self.entries.values())
+
+
+def plan(
+    benchmarks: Sequence[str] = BENCHMARKS, parts: Sequence[str] = tuple(PARTS), quick: bool = False
+) -> list[Part]:
+    """The parts of a reproduction, the paper's table first; those that neither the paper has nor we, are left out."""
+    for benchmark in benchmarks:
+        check_choice("benchmark", benchmark, BENCHMARKS)
+    for part in parts:
+        check_choice("part", part, tuple(PARTS))
+    return [
+        Part(part, benchmark, _quickly(benchmark, entries) if quick else entries)
+        for part in PARTS
+        for benchmark in BENCHMARKS
+        if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_IN_THE_PAPER
+        for entries in [ENTRIES[part](benchmark)]
+    ]
+
+
+def table_entries(benchmark: str) -> dict[str, Config]:
+    """Table I: eight methods, ten trials."""
+    return {method: preset(benchmark, method) for method in PAPER_METHODS}
+
+
+def variant_entries(benchmark: str) -> dict[str, Config]:
+    """The plastic methods of the table with the steady trace, in the same trials."""
+    plastic = [method for method in PAPER_METHODS if method.startswith("dhp")]
+    return {method: preset(benchmark, method, **STEADY) for method in plastic}
+
+
+def sensitivity_entries(benchmark: str) -> dict[str, Config]:
+    """Figure 4: the initial value of η."""
+    return {f"η {eta:g}": preset(benchmark, "dhp", eta=eta, trials=ETA_TRIALS) for eta in ETAS}
+
+
+def strength_entries(benchmark: str) -> dict[str, Config]:
+    """The grid of each penalty, with DHP and without: a single seed, and the validation samples."""
+    return {
+        f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING)
+        for penalty in PENALTIES
+        for method in (penalty, f"dhp+{penalty}")
+        for strength in GRIDS[benchmark].get(penalty, ())
+    }
+
+
+ENTRIES = {
+    "table": table_entries,
+    "variant": variant_entries,
+    "sensitivity": sensitivity_entries,
+    "strengths": strength_entries,
+    "study": study_entries,
+}
+
+
+def _quickly(benchmark: str, entries: dict[str, Config]) -> dict[str, Config]:
+    return {
+        label: config.replace(**QUICK[benchmark], trials=min(config.trials, QUICK_TRIALS))
+        for label, config in entries.items()
+    }
