@@ -13,13 +13,14 @@ FLOORS = [
     {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets"},
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results"},
-    {"build", "stack", "comparisons"},
+    {"build", "stack", "comparisons", "sheets"},
     {"train", "shares", "tables"},
     {"checkpoint", "figures"},
     {"experiment"},
     {"news"},
     {"runs", "display", "cli_data", "bench", "report"},
-    {"cli_run", "cli_bench"},
+    {"cli_run", "cli_bench", "reproduction"},
+    {"cli_reproduce"},
     {"cli"},
 ]
 SAME_FLOOR = {("presets", "config"), ("targets", "errors")}
@@ -68,7 +69,7 @@ def test_data_nn_and_penalties_do_not_know_each_other() -> None:
 
 
 def test_what_looks_at_results_needs_no_torch() -> None:
-    rooms = {"metrics", "config", "presets", "results", "comparisons", "tables", "figures", "report"}
+    rooms = {"metrics", "config", "presets", "results", "sheets", "comparisons", "tables", "figures", "report"}
     for place, names in imports().items():
         if place.split(".")[0] in rooms:
             assert not {name for name in names if name.split(".")[0] == "torch"}, place

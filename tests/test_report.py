@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from engram.errors import InputError
+from engram.figures import write_figures
 from engram.figures.reproduction import variant_results
 from engram.presets import preset
 from engram.report import write_report
@@ -23,6 +23,7 @@ from engram.report.reproduction_report import QUICK, reproduction_page, study_ta
 from engram.report.run_report import run_page
 from engram.report.settings import in_words
 from engram.results import FORMAT, Divergence, Result, write_result
+from engram.sheets import Reproduction, Sheet, sheet_path, write_sheet
 from engram.tables import Table
 
 NAN = math.nan
@@ -279,23 +280,27 @@ def test_times_are_in_words(seconds: float, words: str) -> None:
 # --- a reproduction
 
 
-@dataclass(frozen=True)
-class FakeSheet:
-    part: str
-    benchmark: str
-    entries: dict[str, Result]
-    about: dict[str, Any] = field(default_factory=lambda: {"seconds": 312.5, "gpu": "H200", "command": "engram x"})
+ABOUT = {
+    "command": "engram reproduce",
+    "quick": False,
+    "device": "cuda",
+    "gpu": "NVIDIA H200",
+    "precision": "tf32",
+    "versions": {"python": "3.12.3", "torch": "2.11.0"},
+    "seconds": 312.5,
+    "data": [{"name": "mnist", "origin": "structure", "train": 60000, "test": 10000}],
+}
 
 
-@dataclass(frozen=True)
-class FakeReproduction:
-    sheets: dict[tuple[str, str], FakeSheet]
-    missing: list[str] = field(default_factory=list)
-    quick: bool = False
-    folder: Path = Path("reproduction")
+def make_reproduction(
+    sheets: dict[tuple[str, str], Sheet], missing: list[str] | None = None, quick: bool = False
+) -> Reproduction:
+    for sheet in sheets.values():
+        sheet.about["quick"] = quick
+    return Reproduction(Path("reproduction"), sheets, missing or [])
 
 
-def make_sheet(part: str = "table", benchmark: str = "split-mnist") -> FakeSheet:
+def make_sheet(part: str = "table", benchmark: str = "split-mnist") -> Sheet:
     changes: dict[str, dict[str, Any]]
     if part == "sensitivity":
         entries = {f"eta {eta:g}": make_result("dhp", eta=eta) for eta in (1e-4, 1e-3, 1e-2)}
@@ -308,14 +313,21 @@ def make_sheet(part: str = "table", benchmark: str = "split-mnist") -> FakeSheet
     else:
         changes = {"as in the table": {}, EVIL: {"alpha": "uniform"}}
         entries = {f"{name}: {m}": make_result(m, **change) for name, change in changes.items() for m in ("dhp", "si")}
-    return FakeSheet(part, benchmark, entries)
+    return Sheet(part, benchmark, entries, dict(ABOUT))
 
 
 def test_a_reproduction_has_an_overview_and_a_section_for_each_benchmark() -> None:
     sheets = {("split-mnist", part): make_sheet(part) for part in PARTS}
-    page = reproduction_page(FakeReproduction(sheets, ["vision-mixture was not run."]))
+    page = reproduction_page(make_reproduction(sheets, ["vision-mixture was not run"]))
     text = check_page(page)
-    for part in ("Overview", "Split MNIST", "vision-mixture was not run.", "How much depends on η", "5 min", "H200"):
+    for part in (
+        "Overview",
+        "Split MNIST",
+        "vision-mixture was not run.",
+        "How much depends on η",
+        "5 min",
+        "NVIDIA H200",
+    ):
         assert part in text
     assert QUICK not in text
     ours = make_result("dhp").average_accuracy[:, -1]
@@ -332,7 +344,7 @@ def test_a_variant_is_set_beside_the_baselines_of_the_table() -> None:
     assert [r.config.eta for r in variant_results(sheets, "split-mnist") if r.config.plastic] == [0.1, 0.1]
     alone = {("split-mnist", "variant"): make_sheet("variant")}
     assert [r.config.method for r in variant_results(alone, "split-mnist")] == ["dhp", "dhp+si"]
-    check_page(reproduction_page(FakeReproduction(alone)))
+    check_page(reproduction_page(make_reproduction(alone)))
 
 
 def test_a_study_has_a_row_for_each_change_and_a_column_for_each_method() -> None:
@@ -342,22 +354,53 @@ def test_a_study_has_a_row_for_each_change_and_a_column_for_each_method() -> Non
     assert all(re.fullmatch(r"\d\d\.\d\d ± \d\.\d\d", cell) for row in made.rows for cell in row[1:])
 
 
+def save_reproduction(folder: Path) -> Path:
+    for part in PARTS:
+        write_sheet(make_sheet(part), sheet_path(folder, "split-mnist", part))
+    return folder
+
+
+def test_a_folder_of_sheets_has_the_page_of_a_reproduction(tmp_path: Path) -> None:
+    text = check_page(write_report(save_reproduction(tmp_path)).read_text(encoding="utf-8"))
+    assert "report of a reproduction" in text
+    assert "vision-mixture: Table I: the paper's eight methods was not run." in text
+    assert "other files of the published form" in text
+
+
+def test_the_figures_of_a_reproduction_have_a_folder_a_benchmark(tmp_path: Path) -> None:
+    paths = write_figures(save_reproduction(tmp_path), tmp_path / "figures", ["csv"])
+    places = {str(path.relative_to(tmp_path / "figures")) for path in paths}
+    assert {"overview/differences.csv", "overview/variant-differences.csv", "split-mnist/paper.csv"} <= places
+    assert {"split-mnist/sensitivity.csv", "split-mnist/strengths.csv", "split-mnist/variant-accuracy.csv"} <= places
+    assert len(places) == len(paths)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 99}'])
+def test_a_damaged_sheet_ends_in_one_sentence(tmp_path: Path, content: str) -> None:
+    path = sheet_path(save_reproduction(tmp_path), "split-mnist", "study")
+    path.write_text(content)
+    for make in (write_report, lambda folder: write_figures(folder, folder / "figures")):
+        with pytest.raises(InputError, match=r"study\.json"):
+            make(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_a_quick_reproduction_is_marked_on_top() -> None:
-    text = check_page(reproduction_page(FakeReproduction({("split-mnist", "table"): make_sheet()}, quick=True)))
+    text = check_page(reproduction_page(make_reproduction({("split-mnist", "table"): make_sheet()}, quick=True)))
     assert text.index(QUICK) < text.index("Average accuracy")
 
 
 def test_a_benchmark_without_a_table_says_so() -> None:
     sheets = {("split-mnist", "sensitivity"): make_sheet("sensitivity")}
-    text = check_page(reproduction_page(FakeReproduction(sheets)))
+    text = check_page(reproduction_page(make_reproduction(sheets)))
     assert "so there is no table" in text
 
 
 def test_a_method_that_only_some_benchmarks_have_is_not_a_hole() -> None:
-    permuted = FakeSheet("table", "permuted-mnist", {"si": make_result("si", benchmark="permuted-mnist")})
+    permuted = Sheet("table", "permuted-mnist", {"si": make_result("si", benchmark="permuted-mnist")}, dict(ABOUT))
     sheets = {("split-mnist", "table"): make_sheet(), ("permuted-mnist", "table"): permuted}
-    assert "not run" in check_page(reproduction_page(FakeReproduction(sheets)))
+    assert "not run" in check_page(reproduction_page(make_reproduction(sheets)))
 
 
 def test_an_empty_reproduction_has_a_page_too() -> None:
-    assert "Nothing was run yet." in check_page(reproduction_page(FakeReproduction({}, ["Everything."])))
+    assert "Nothing was run yet." in check_page(reproduction_page(make_reproduction({}, ["everything"])))

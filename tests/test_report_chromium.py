@@ -12,7 +12,7 @@ from chromium import PROGRAM, Browser, start_browser
 from engram.config import PAPER_METHODS
 from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
-from test_report import PARTS, FakeReproduction, make_result, make_sheet
+from test_report import PARTS, make_reproduction, make_result, make_sheet
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
 
@@ -50,7 +50,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         sheets = {("split-mnist", part): make_sheet(part) for part in PARTS}
         sheets["permuted-mnist", "table"] = make_sheet("table", "permuted-mnist")
-        text = reproduction_page(FakeReproduction(sheets, ["vision-mixture was not run."], quick=True))
+        text = reproduction_page(make_reproduction(sheets, ["vision-mixture was not run"], quick=True))
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -16,7 +16,7 @@ from engram.cli_reproduce import reproduce
 from engram.cli_run import INTERRUPTED, run
 from engram.display import print_tables
 from engram.errors import InputError, check_choice
-from engram.figures import FORMATS, draw_all, parse_formats
+from engram.figures import FORMATS, parse_formats, write_figures
 from engram.report import write_report
 from engram.results import read_run
 from engram.tables import gains, summary
@@ -34,6 +34,9 @@ app.command()(bench)
 app.add_typer(data_app, name="data")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
+AnyFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a run or of a reproduction.", show_default=False)
+]
 
 
 @app.command()
@@ -62,18 +65,17 @@ def table(
 
 @app.command()
 def figures(
-    folder: RunFolder,
+    folder: AnyFolder,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to draw.", show_default="DIR/figures")] = None,
     format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = ",".join(FORMATS),
 ) -> None:
-    """Draw a run's figures, and write down their numbers.
+    """Draw the figures of a run or of a reproduction, and write down their numbers.
 
     Example: engram figures runs/demo --format png
     """
     formats = parse_formats(format)
-    _, results = read_run(folder)
     try:
-        paths = draw_all(results, out or folder / "figures", formats)
+        paths = write_figures(folder, out or folder / "figures", formats)
     except OSError as reason:
         raise InputError(f"cannot draw into {out or folder / 'figures'}: {reason.strerror or reason}") from reason
     for path in paths:
@@ -82,9 +84,7 @@ def figures(
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of a run or of a reproduction.", show_default=False)
-    ],
+    folder: AnyFolder,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="DIR/report.html")
     ] = None,

@@ -32,7 +32,9 @@ def reproduce(
     part: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; may be repeated.", show_default="all")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes on a laptop: few samples, one epoch, 2 trials.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes on a laptop: few samples, one epoch, 2 trials.")
+    ] = False,
     data: DataFolder = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     precision: Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")] = "tf32",

@@ -10,10 +10,12 @@ from engram.figures.curves import accuracy_curves, first_and_latest
 from engram.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings
 from engram.figures.dynamics import trace_dynamics
 from engram.figures.matrices import accuracy_matrices
+from engram.figures.reproduction import draw_reproduction
 from engram.figures.run import draw
 from engram.figures.settings import sensitivity, strengths
 from engram.figures.svg import to_svg
-from engram.results import Result
+from engram.results import Result, read_run
+from engram.sheets import holds_reproduction, read_reproduction
 
 __all__ = [
     "FORMATS",
@@ -31,9 +33,18 @@ __all__ = [
     "strengths",
     "to_svg",
     "trace_dynamics",
+    "write_figures",
 ]
 
 
 def draw_all(results: Sequence[Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw every figure into a folder, and return the paths."""
+    """Draw every figure of a run into a folder, and return the paths."""
     return save_drawings(draw(results), folder, formats)
+
+
+def write_figures(source: Path, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw all figures of the run that a folder holds, or of the reproduction: then in a folder for each benchmark."""
+    if not holds_reproduction(source):
+        return draw_all(read_run(source)[1], folder, formats)
+    drawn = draw_reproduction(read_reproduction(source).sheets)
+    return [path for place, drawings in drawn.items() for path in save_drawings(drawings, folder / place, formats)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from engram.comparisons import Pair, pairs
 from engram.figures.against import differences
@@ -14,13 +13,16 @@ from engram.figures.dynamics import has_dynamics, trace_dynamics
 from engram.figures.run import draw
 from engram.figures.settings import sensitivity, strengths
 from engram.results import Result
+from engram.sheets import Sheet
 
 
-class Sheet(Protocol):
-    """The results of one part of a reproduction on one benchmark, by label."""
-
-    @property
-    def entries(self) -> Mapping[str, Result]: ...
+def draw_reproduction(sheets: Mapping[tuple[str, str], Sheet]) -> dict[str, list[Drawing]]:
+    """Every figure, by the folder that it belongs in: the overview's, then one a benchmark."""
+    drawn = {"overview": draw_overview(sheets)}
+    for benchmark in dict.fromkeys(benchmark for benchmark, _ in sheets):
+        parts = draw_benchmark(sheets, benchmark)
+        drawn[benchmark] = [drawing for drawings in parts.values() for drawing in drawings]
+    return drawn
 
 
 def draw_overview(sheets: Mapping[tuple[str, str], Sheet]) -> list[Drawing]:

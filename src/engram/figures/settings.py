@@ -63,10 +63,12 @@ def _against(results: Sequence[Result], name: str, setting: str, label: str, tit
     tidy(axes, label, "average accuracy, %")
     axes.set_title(f"{results[0].config.benchmark} ({results[0].config.dataset})", fontsize=MEDIUM)
     legend_below(figure, handles)
+    held_out = ", on held-out samples of the training set" * all(r.config.examine == "validation" for r in results)
+    several = "; the band is one standard error over trials" * any(len(r.accuracy) > 1 for r in results)
     return Drawing(
         name,
         title,
-        "Average accuracy after the last task; the band is one standard error over trials.",
+        f"Average accuracy after the last task{held_out}{several}.",
         figure,
         ("method", setting, "accuracy %", "SEM", "trials", f"{setting} of the preset"),
         rows,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from engram import metrics
 from engram.comparisons import paper_value
-from engram.config import BENCHMARKS, METHODS
+from engram.config import METHODS
 from engram.figures.reproduction import draw_benchmark, draw_overview, variant_results
 from engram.figures.style import percent
 from engram.report.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
@@ -17,42 +16,16 @@ from engram.report.page import render
 from engram.report.run_report import TITLES, tables_of
 from engram.report.settings import data_table, in_words, settings_table, versions_table
 from engram.results import Result
+from engram.sheets import Reproduction, Sheet
 from engram.tables import Table, number
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
 
 
-class Sheet(Protocol):
-    """The results of one part of a reproduction on one benchmark, by label."""
-
-    @property
-    def part(self) -> str: ...
-    @property
-    def benchmark(self) -> str: ...
-    @property
-    def entries(self) -> Mapping[str, Result]: ...
-    @property
-    def about(self) -> Mapping[str, Any]: ...
-
-
-class Reproduction(Protocol):
-    """All sheets of a reproduction, by benchmark and part, and what it lacks."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def sheets(self) -> Mapping[tuple[str, str], Sheet]: ...
-    @property
-    def missing(self) -> Sequence[str]: ...
-    @property
-    def quick(self) -> bool: ...
-
-
 def reproduction_page(reproduction: Reproduction) -> str:
     """One page of everything that was reproduced so far."""
     sheets = reproduction.sheets
-    found = {benchmark for benchmark, _ in sheets}
-    benchmarks = [name for name in (*BENCHMARKS, *sorted(found - set(BENCHMARKS))) if name in found]
+    benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in sheets))
     columns = {name: list(sheets[name, "table"].entries.values()) for name in benchmarks if (name, "table") in sheets}
     overview = [*_overview(columns), figures(draw_overview(sheets), "overview")]
     sections = [Section("overview", "Overview", overview)]
@@ -67,7 +40,7 @@ def reproduction_page(reproduction: Reproduction) -> str:
             notice(QUICK, ["Made to see that everything runs; draw no conclusions from it."], "quick")
             if reproduction.quick
             else Html(""),
-            notice("What is missing", list(reproduction.missing)),
+            notice("What is missing", [f"{sentence}." for sentence in reproduction.missing]),
         ],
         sections,
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from engram.errors import InputError
+from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
 from engram.results import read_run, write_atomically
+from engram.sheets import holds_reproduction, read_reproduction
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -25,5 +27,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def make_page(folder: Path) -> str:
+    """The page of a run, or of a reproduction."""
+    if holds_reproduction(folder):
+        return reproduction_page(read_reproduction(folder))
     about, results = read_run(folder)
     return run_page(folder, about, results)
