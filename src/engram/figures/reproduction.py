@@ -26,7 +26,7 @@ def draw_reproduction(sheets: Mapping[tuple[str, str], Sheet]) -> dict[str, list
 
 
 def draw_overview(sheets: Mapping[tuple[str, str], Sheet]) -> list[Drawing]:
-    """All differences of the table in one forest, and those of the variant in another."""
+    """All differences of the table in one forest, and those with the steady trace in another."""
     tables: list[Pair] = []
     variants: list[Pair] = []
     for (benchmark, part), sheet in sheets.items():
@@ -35,7 +35,7 @@ def draw_overview(sheets: Mapping[tuple[str, str], Sheet]) -> list[Drawing]:
             variants += pairs(variant_results(sheets, benchmark))
     drawn = [differences(tables)] if tables else []
     if variants:
-        drawn.append(_named(differences(variants), "variant-", "What the variant of DHP adds, in pairs"))
+        drawn.append(_of_variant(differences(variants)))
     return drawn
 
 
@@ -49,7 +49,7 @@ def draw_benchmark(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> d
         paired = pairs(results)
         some = [accuracy_curves(results), *([differences(paired)] if paired else [])]
         some += [trace_dynamics(results)] if has_dynamics(results) else []
-        drawn["variant"] = [_named(drawing, "variant-") for drawing in some]
+        drawn["variant"] = [_of_variant(drawing) for drawing in some]
     for part, make in (("sensitivity", sensitivity), ("strengths", strengths)):
         if (benchmark, part) in sheets:
             drawn[part] = [make(list(sheets[benchmark, part].entries.values()))]
@@ -68,5 +68,7 @@ def variant_results(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> 
     return [result for method, result in (both | of_variant).items() if method not in plastic_left_out]
 
 
-def _named(drawing: Drawing, prefix: str, title: str | None = None) -> Drawing:
-    return dataclasses.replace(drawing, name=prefix + drawing.name, title=title or drawing.title)
+def _of_variant(drawing: Drawing) -> Drawing:
+    """With a name and a title of its own, since it stands beside the table's."""
+    title = f"With the steady trace: {drawing.title[0].lower()}{drawing.title[1:]}"
+    return dataclasses.replace(drawing, name=f"variant-{drawing.name}", title=title)

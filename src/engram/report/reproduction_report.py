@@ -95,7 +95,7 @@ def _benchmark_blocks(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -
     else:
         blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
     if variant := variant_results(sheets, benchmark):
-        blocks += [heading("A variant of DHP, beside the same baselines"), *tables_of(variant, [])]
+        blocks += [heading("With the steady trace, beside the same baselines"), *tables_of(variant, [])]
         blocks.append(figures(drawn["variant"], benchmark))
     sweeps = [drawing for part in ("sensitivity", "strengths") for drawing in drawn.get(part, [])]
     blocks.append(figures(sweeps, benchmark))

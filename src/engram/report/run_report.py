@@ -71,7 +71,7 @@ def _facts(about: Mapping[str, Any], results: Sequence[Result]) -> dict[str, str
     }
     if measured:
         best = max(measured, key=lambda method: measured[method])
-        shown["highest accuracy"] = f"{best}, {100 * measured[best]:.1f}%"
+        shown[f"highest: {best}"] = f"{100 * measured[best]:.1f}%"
     surroundings = about.get("surroundings")
     gpu = surroundings.get("gpu") if isinstance(surroundings, dict) else None
     if device := gpu or about.get("device"):
