@@ -156,7 +156,8 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(tmp_path: Path) -> None:
     results = [make_result("finetune")]
     save_run(tmp_path, results, finished=None, methods=["finetune", "dhp"])
     text = check_page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert f"The run is not finished: `engram run --resume {tmp_path}` goes on." in text
+    assert f"The run is not finished: engram run --resume {tmp_path} goes on." in text
+    assert f"<code>engram run --resume {tmp_path}</code>" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "dhp: no trials so far." in text
 
 
@@ -237,7 +238,7 @@ def test_changed_settings_stand_beside_the_presets() -> None:
     [
         paragraph(EVIL),
         facts({EVIL: EVIL}),
-        notice(EVIL, [EVIL]),
+        notice(EVIL, [EVIL, f"`{EVIL}`"]),
         table(Table(EVIL, (EVIL, EVIL), [(EVIL, EVIL)], (EVIL,))),
         paragraph("x", '"><script>'),
     ],

@@ -27,7 +27,7 @@ class Section:
 
 
 def paragraph(text: str, kind: str = "") -> Html:
-    return Html(f"<p{_class(kind)}>{escape(text)}</p>")
+    return Html(f"<p{_class(kind)}>{_sentence(text)}</p>")
 
 
 def heading(text: str) -> Html:
@@ -48,7 +48,7 @@ def notice(title: str, sentences: Sequence[str], kind: str = "missing") -> Html:
     """Something that a reader must not overlook; nothing at all where there is nothing to say."""
     if not sentences:
         return Html("")
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    items = "".join(f"<li>{_sentence(sentence)}</li>" for sentence in sentences)
     return Html(f'<aside class="notice {escape(kind)}"><p>{escape(title)}</p><ul>{items}</ul></aside>')
 
 
@@ -92,6 +92,11 @@ def side_by_side(*parts: Sequence[Html]) -> Html:
     """Columns of blocks, one below the other on a narrow screen."""
     columns = "".join(f"<div>{''.join(part)}</div>" for part in parts if part)
     return Html(f'<div class="columns">{columns}</div>')
+
+
+def _sentence(text: str) -> str:
+    """What stands between backticks is to be typed."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _cell(text: str) -> str:
