@@ -341,6 +341,16 @@ def test_an_eta_of_zero_has_its_place() -> None:
     assert axes.get_xlim()[0] == 0
 
 
+@pytest.mark.parametrize("trials", [1, 2])
+def test_figures_of_the_papers_tasks_are_drawn_without_a_standard_error_too(trials: int) -> None:
+    results = [of_paper(method, trials=trials) for method in ("finetune", "dhp", "mas", "dhp+mas")]
+    results[2].accuracy[:] = NAN
+    for drawing in draw(results):
+        assert drawing.to_bytes("svg")
+        assert "nan" not in drawing.to_csv()
+        assert all("nan" not in cell for row in drawing.numbers.rows for cell in row)
+
+
 # --- as SVG inside a page
 
 DRAWN: list[Callable[[list[Result]], Drawing]] = [accuracy_curves, accuracy_matrices, first_and_latest, trace_dynamics]

@@ -220,6 +220,12 @@ def test_other_data_have_no_numbers_of_the_papers() -> None:
     )
 
 
+def test_a_stream_of_ones_own_is_not_compared_with_the_paper() -> None:
+    own = make_result("dhp", benchmark="own", num_tasks=2)
+    page = run_page(Path("a"), {"finished": None}, [own, make_result("finetune", benchmark="own", num_tasks=2)])
+    assert "What is missing" not in check_page(page)
+
+
 def test_a_run_without_dhp_says_so() -> None:
     assert "No method with DHP was run" in missing(make_result("si"))
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from engram.comparisons import baseline_of, has_paper_data
+from engram.config import BENCHMARKS
 from engram.results import Result
 from engram.tables import diverged, unfinished
 
 
 def missing_from(results: Sequence[Result], methods: Sequence[str] = ()) -> list[str]:
     """Everything a reader might look for and not find; `methods` are those that were to be run."""
+    config = results[0].config
     run = {result.config.method for result in results}
     sentences = [f"{method}: no trials so far." for method in methods if method not in run]
     sentences += unfinished(results)
@@ -29,10 +31,9 @@ def missing_from(results: Sequence[Result], methods: Sequence[str] = ()) -> list
         sentences.append("No method with DHP was run, so there are no differences and no dynamics of the trace.")
     if all(len(result.accuracy) == 1 for result in results):
         sentences.append("There is one trial only, so there are no standard errors and no intervals.")
-    if results[0].config.num_tasks == 1:
+    if config.num_tasks == 1:
         sentences.append("There is one task only, so there is no forgetting to measure, and BWT is empty.")
-    if not has_paper_data(results):
-        config = results[0].config
+    if config.benchmark in BENCHMARKS and not has_paper_data(results):
         tasks = f"{config.benchmark} with {config.num_tasks} tasks of {config.dataset}"
         sentences.append(f"The paper has no numbers for {tasks}, so none stand beside ours.")
     return sentences
