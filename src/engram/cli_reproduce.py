@@ -32,7 +32,9 @@ def reproduce(
     part: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; may be repeated.", show_default="all")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes on a laptop: few samples, one epoch, 2 trials.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Minutes on a laptop: few samples, one epoch, 2 trials.")
+    ] = False,
     data: DataFolder = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     precision: Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")] = "tf32",
@@ -109,7 +111,8 @@ class _Watched:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.bar.stop()
+        if self.console.is_terminal:
+            self.bar.stop()
 
     def show(self, progress: Progress) -> None:
         self.bar.update(self.task, completed=round(STEPS * progress.share))
