@@ -94,7 +94,7 @@ def test_toml_is_a_line_a_setting_without_what_is_none() -> None:
     assert "eta = 1e-07" in lines
     assert "regularize_alpha = false" in lines
     assert not any(line.startswith("strength") for line in lines)
-    assert len(lines) == len(dataclasses.fields(Config)) - 3  # strength, trace_scale and train_samples
+    assert len(lines) == len(dataclasses.fields(Config)) - 3  # strength, trace_scale and max_samples
 
 
 def test_json_says_null_for_what_is_none() -> None:

@@ -53,8 +53,8 @@ def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Data
     """The tasks of each trial; where they do not depend on it, all trials have the same stream."""
     if config.examine == "validation":
         datasets = [dataset.held_out() for dataset in datasets]
-    if config.train_samples is not None:
-        datasets = [dataset.shortened(config.train_samples) for dataset in datasets]
+    if config.max_samples is not None:
+        datasets = [dataset.shortened(config.max_samples) for dataset in datasets]
     made = _streams(config, trials, datasets)
     return made if config.mask_training else [streams.masked_only_when_examined(stream) for stream in made]
 

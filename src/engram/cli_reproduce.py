@@ -111,7 +111,8 @@ class _Watched:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.bar.stop()
+        if self.console.is_terminal:
+            self.bar.stop()
 
     def show(self, progress: Progress) -> None:
         self.bar.update(self.task, completed=round(STEPS * progress.share))

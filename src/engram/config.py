@@ -38,7 +38,7 @@ class Config:
     # the stream
     dataset: str = "mnist"
     num_tasks: int = 10
-    train_samples: int | None = None  # of each dataset at most so many, the first; None for all
+    max_samples: int | None = None  # of each dataset, for training and for testing each: the first; None for all
     imbalance_seed: int = 0  # of the removal probabilities; the same in all experiments
     mask_training: bool = True  # other tasks' outputs, in training too; else only when examined
     examine: str = "test"  # or "validation": the last sixth of the training samples, on which nothing is trained
@@ -112,7 +112,7 @@ class Config:
         _check("learning_rate", 0 < self.learning_rate <= LARGEST, self, "above 0")
         _check("gamma", 0 <= self.gamma <= 1, self, "in [0, 1]")
         _check("xi", 0 < self.xi <= LARGEST, self, "above 0")
-        _check("train_samples", self.train_samples is None or self.train_samples >= 1, self, "at least 1")
+        _check("max_samples", self.max_samples is None or self.max_samples >= 1, self, "at least 1")
         if self.strength is not None:
             _check("strength", 0 < self.strength <= LARGEST, self, "above 0")
         elif self.penalty is not None:

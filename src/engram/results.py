@@ -212,7 +212,7 @@ def versions() -> dict[str, str]:
     """Of everything that the numbers may depend on."""
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "engram": __version__,
         **{package: _version_of(package) for package in ("torch", "numpy", "scipy")},
     }

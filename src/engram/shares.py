@@ -17,7 +17,7 @@ SHARED = (  # by all configs
     "benchmark",
     "dataset",
     "num_tasks",
-    "train_samples",
+    "max_samples",
     "seed",
     "imbalance_seed",
     "mask_training",

@@ -71,8 +71,9 @@ class Dataset:
         return replace(self, train=self.train[slice(0, last)], test=self.train[slice(last, None)])
 
     def shortened(self, num_samples: int) -> Dataset:
-        """With the first so many training samples only; all test samples stay."""
-        return replace(self, train=self.train[slice(0, num_samples)])
+        """With at most so many samples for training, and for testing, the first of each."""
+        first = slice(0, num_samples)
+        return replace(self, train=self.train[first], test=self.test[first])
 
     def fingerprint(self) -> str:
         """The same for the same samples, and for no others."""
