@@ -14,7 +14,7 @@ from engram.tables import Table
 Html = NewType("Html", str)  # markup that is safe to put into a page
 
 MANY_COLUMNS = 9  # more are printed in smaller letters
-NUMBERS = re.compile(r"[-+−±.,%/\[\]\d\s]+")
+NUMBERS = re.compile(r"[-+−–±.,%/\[\]\d\s]+")
 
 
 @dataclass(frozen=True)
