@@ -35,6 +35,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Minutes on a laptop: few samples, one epoch, 2 trials.")
     ] = False,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="At most so many trials of anything.", show_default="the paper's")
+    ] = None,
     data: DataFolder = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     precision: Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")] = "tf32",
@@ -54,7 +57,7 @@ def reproduce(
     """
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
-    parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick)
+    parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
     command = shlex.join(["engram", *context.find_root().obj])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.config import BENCHMARKS, PAPER_METHODS, PENALTIES, Config
-from engram.errors import check_choice
+from engram.errors import InputError, check_choice
 from engram.presets import STEADY, preset
 from engram.reproduction.study import study_entries
 from engram.sheets import NOT_IN_THE_PAPER, PARTS
@@ -30,6 +30,8 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
         "mas": (0.01, 0.05, 1.0, 1.5, 3.0, 4.5, 5.0),
     },
 }
+
+SHORTER: dict[str, dict[str, Any]] = {"vision-mixture": {"epochs": 5}}  # than in the table, in the steady trace's part
 
 # Enough to see every page of the report in minutes, on any computer. The numbers mean nothing.
 QUICK: dict[str, dict[str, Any]] = {
@@ -55,15 +57,27 @@ class Part:
 
 
 def plan(
-    benchmarks: Sequence[str] = BENCHMARKS, parts: Sequence[str] = tuple(PARTS), quick: bool = False
+    benchmarks: Sequence[str] = BENCHMARKS,
+    parts: Sequence[str] = tuple(PARTS),
+    quick: bool = False,
+    most_trials: int | None = None,
 ) -> list[Part]:
-    """The parts of a reproduction, the paper's table first; those that neither the paper has nor we, are left out."""
+    """The parts of a reproduction, the paper's table first; those that neither the paper has nor we, are left out.
+
+    With `most_trials` there are no more trials than that of anything; they are the first of those there would be.
+    """
+    if most_trials is not None and most_trials < 1:
+        raise InputError(f"there is at least one trial, not {most_trials}")
     for benchmark in benchmarks:
         check_choice("benchmark", benchmark, BENCHMARKS)
     for part in parts:
         check_choice("part", part, tuple(PARTS))
     return [
-        Part(part, benchmark, _quickly(benchmark, entries) if quick else entries)
+        Part(
+            part,
+            benchmark,
+            _shortened(entries, QUICK[benchmark] if quick else {}, QUICK_TRIALS if quick else most_trials),
+        )
         for part in PARTS
         for benchmark in BENCHMARKS
         if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_IN_THE_PAPER
@@ -77,9 +91,16 @@ def table_entries(benchmark: str) -> dict[str, Config]:
 
 
 def variant_entries(benchmark: str) -> dict[str, Config]:
-    """The plastic methods of the table with the steady trace, in the same trials."""
-    plastic = [method for method in PAPER_METHODS if method.startswith("dhp")]
-    return {method: preset(benchmark, method, **STEADY) for method in plastic}
+    """The plastic methods of the table with the steady trace, in the same trials.
+
+    Where they are shorter than the table's, with baselines of their own.
+    """
+    shorter = SHORTER.get(benchmark, {})
+    return {
+        method: preset(benchmark, method, **(STEADY if method.startswith("dhp") else {}), **shorter)
+        for method in PAPER_METHODS
+        if method.startswith("dhp") or shorter
+    }
 
 
 def sensitivity_entries(benchmark: str) -> dict[str, Config]:
@@ -106,8 +127,8 @@ ENTRIES = {
 }
 
 
-def _quickly(benchmark: str, entries: dict[str, Config]) -> dict[str, Config]:
+def _shortened(entries: dict[str, Config], changes: dict[str, Any], most_trials: int | None) -> dict[str, Config]:
     return {
-        label: config.replace(**QUICK[benchmark], trials=min(config.trials, QUICK_TRIALS))
+        label: config.replace(**changes, trials=min(config.trials, most_trials or config.trials))
         for label, config in entries.items()
     }
