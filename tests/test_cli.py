@@ -32,7 +32,7 @@ from engram.display import RunDisplay
 
 REPOSITORY = Path(__file__).parents[1]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
-COMMANDS = ("run", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
+COMMANDS = ("run", "reproduce", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
 
 
 @dataclass(frozen=True)
