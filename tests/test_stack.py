@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -944,3 +945,24 @@ def test_without_kernels_the_loss_is_pytorch_s_own() -> None:
     logits, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([1, 2, 1, 2, 2])
     expected = F.cross_entropy(logits[:, 1:3], targets - 1)
     torch.testing.assert_close(cross_entropy(logits, targets, (1, 2), None), expected)
+
+
+def test_a_capture_minds_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others draw the next order into pinned memory meanwhile, which would else spoil the capture."""
+    asked: list[dict[str, Any]] = []
+    taken: list[tuple[int, ...]] = []
+
+    @contextmanager
+    def graph(captured: object, **options: Any) -> Iterator[None]:
+        asked.append(options)
+        assert taken == []
+        yield
+        assert taken == [(0, 2, 16)], "the step is within the capture"
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    learners, batches = build([config_of("permuted", "dhp")])
+    program = stacked(learners, batches)
+    monkeypatch.setattr(program, "_step", lambda *key: taken.append(key))
+    program._captured(0, 2, 16)
+    assert asked == [{"capture_error_mode": "thread_local"}]
