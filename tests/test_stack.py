@@ -313,13 +313,13 @@ def test_a_step_is_the_same_by_hand_in_factors_and_in_a_stack(form: str) -> None
 
 def test_steady_methods_share_a_stack_with_baselines_and_each_keeps_its_own_eta_and_step() -> None:
     configs = [
-        config_of("split", "dhp+si", epochs=1, **STEADY),
-        config_of("split", "dhp+si", epochs=1, **{**STEADY, "learn_eta": True}),
-        config_of("split", "dhp+mas", epochs=1, **{**STEADY, "protect": "slow"}),
-        config_of("split", "dhp+mas", epochs=1, **{**STEADY, "penalty_step": "gradient"}),
-        config_of("split", "dhp", epochs=1, learn_eta=False),
-        config_of("split", "dhp", epochs=1),
-        config_of("split", "si", epochs=1, protect="in-force"),
+        config_of("permuted", "dhp+si", epochs=1, **STEADY),
+        config_of("permuted", "dhp+si", epochs=1, **{**STEADY, "learn_eta": True}),
+        config_of("permuted", "dhp+mas", epochs=1, **{**STEADY, "protect": "slow"}),
+        config_of("permuted", "dhp+mas", epochs=1, **{**STEADY, "penalty_step": "gradient"}),
+        config_of("permuted", "dhp", epochs=1, learn_eta=False),
+        config_of("permuted", "dhp", epochs=1),
+        config_of("permuted", "si", epochs=1, protect="in-force"),
     ]
     sizes = [len(group) for group in architectures(build(configs)[0])]
     assert sum(sizes) == 2 * len(configs)
