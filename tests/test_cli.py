@@ -27,12 +27,14 @@ from rich.console import Console
 
 from engram import Divergence, Progress, Result, preset
 from engram.cli import main
-from engram.config import load_config
+from engram.config import PAPER_METHODS, load_config
 from engram.display import RunDisplay
+from engram.reproduction import plan as planning
+from engram.sheets import read_sheet
 
 REPOSITORY = Path(__file__).parents[1]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
-COMMANDS = ("run", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
+COMMANDS = ("run", "reproduce", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
 
 
 @dataclass(frozen=True)
@@ -751,6 +753,124 @@ def test_a_terminal_gets_one_bar_and_a_live_line_a_method() -> None:
     assert last.count("a note") == 1
     assert last.count("dhp+si, trial 2 diverged in task 2, step 8") == 1
     assert "dhp+si, task 1/3" not in last
+
+
+# --- reproductions
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick reproduction that is quicker still."""
+    for benchmark, settings in planning.QUICK.items():
+        less = {"max_samples": 40, "hidden": [4], "num_tasks": 2, "batch_size": 20}
+        monkeypatch.setitem(planning.QUICK, benchmark, settings | less)
+    monkeypatch.setattr(planning, "QUICK_TRIALS", 1)
+
+
+REPRODUCE = ("reproduce", "--quick", "--device", "cpu")
+TABLE = (*REPRODUCE, "--benchmark", "split-mnist", "--part", "table")
+
+
+@pytest.fixture
+def pageless(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders of which a page would have been written, which takes longer than all else."""
+    asked: list[Path] = []
+    monkeypatch.setattr("engram.cli_reproduce.write_report", lambda folder: asked.append(folder) or "a page")
+    return asked
+
+
+def test_a_quick_reproduction_leaves_a_sheet_and_a_page(engram: Engram, out: Path, tiny: None) -> None:
+    outcome = engram(*TABLE, "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert re.fullmatch(r"split-mnist: table, 8 models in \d+ s", lines[0])
+    assert lines[1] == f"Results are in {out}; the page about them is {out / 'report.html'}"
+    assert len(lines) == 2
+    assert sorted(files_in(out)) == ["report.html", "split-mnist/table.json"]
+    assert "quick" in (out / "report.html").read_text(encoding="utf-8")
+    sheet = read_sheet(out / "split-mnist" / "table.json")
+    assert sheet.quick
+    assert sheet.about["command"] == f"engram {' '.join(TABLE)} --out {out}"
+    assert list(sheet.entries) == list(PAPER_METHODS)
+
+
+def test_a_reproduction_runs_nothing_twice_and_mixes_nothing(
+    engram: Engram, out: Path, tiny: None, pageless: list[Path]
+) -> None:
+    assert engram(*TABLE, "--out", out).code == 0
+    before = files_in(out)
+    again = engram(*TABLE, "--out", out)
+    assert again.out.splitlines()[0] == "split-mnist: table, was there already"
+    more = engram(*TABLE, "--part", "variant", "--out", out)
+    first, second, _ = more.out.splitlines()
+    assert first == "split-mnist: table, was there already"
+    assert second.startswith("split-mnist: variant, 4 models in ")
+    assert files_in(out)["split-mnist/table.json"] == before["split-mnist/table.json"]
+    whole = [argument for argument in TABLE if argument != "--quick"]
+    assert "there is a quick reproduction in this folder already" in engram.refusal(*whole, "--out", out)
+    assert pageless == [out] * 3
+
+
+def test_a_quick_reproduction_has_a_folder_of_its_own(engram: Engram, tiny: None, pageless: list[Path]) -> None:
+    assert engram(*TABLE).code == 0
+    assert pageless == [Path("reproduction-quick")]
+    assert Path("reproduction-quick/split-mnist/table.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--benchmark", "splitmnist"], "there is no benchmark 'splitmnist' (did you mean split-mnist?), only"),
+        (["--part", "tabel"], "there is no part 'tabel' (did you mean table?), only table, variant, sensitivity"),
+        (["--benchmark", "vision-mixture", "--part", "study"], "there is no study of vision-mixture"),
+        (["--device", "abacus"], "there is no device 'abacus' here"),
+        (["--precision", "float8"], "there is no precision 'float8'"),
+        (["--stack", "0"], "a stack has at least one model, not 0"),
+        (["split-mnist"], "unexpected extra argument"),
+    ],
+)
+def test_a_reproduction_with_bad_arguments_is_refused(
+    engram: Engram, out: Path, arguments: list[str], words: str
+) -> None:
+    assert words in engram.refusal("reproduce", "--quick", "--out", out, *arguments)
+    assert not out.exists()
+
+
+def test_a_benchmark_without_data_is_left_out_unless_it_was_asked_for(
+    engram: Engram, out: Path, data: Path, tiny: None, pageless: list[Path]
+) -> None:
+    everything = (*REPRODUCE, "--part", "table", "--data", data, "--out", out)
+    outcome = engram(*everything)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    left_out = [line for line in lines if line.startswith("vision-mixture is left out: ")]
+    assert len(left_out) == 1
+    assert "notmnist" in left_out[0]
+    assert sum(": table, 8 models in " in line for line in lines) == 3
+    assert not (out / "vision-mixture").exists()
+    assert "notmnist" in engram.refusal(*everything, "--benchmark", "vision-mixture")
+    assert not (out / "vision-mixture").exists()
+
+
+def test_a_reproduction_that_was_stopped_says_how_it_goes_on(
+    engram: Engram, out: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(watched: object, progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engram.cli_reproduce._Watched.show", stop)
+        outcome = engram(*TABLE, "--out", out)
+    assert outcome.code == 130
+    assert outcome.err == f"engram: stopped; `engram {' '.join(TABLE)} --out {out}` goes on\n"
+    assert engram(*TABLE, "--out", out).code == 0
+    assert sorted(files_in(out)) == ["split-mnist/table.json"]
+
+
+def test_a_reproduction_cannot_be_written_below_a_file(engram: Engram, tmp_path: Path, tiny: None) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert str(tmp_path / "file") in engram.refusal(*TABLE, "--out", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 # --- help, version, documentation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from engram.experiment import Setting, run_on
 from engram.learner import Learner
 from engram.masking import mask_logits
 from engram.nn.dhp import PlasticSoftmax
+from engram.presets import STEADY
 from engram.stack.choose import choose_program
 from engram.stack.mapped import Mapped, read_many
 from engram.stack.program import Batches
@@ -184,6 +186,19 @@ def test_every_head_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any]) -> 
 
 
 @needs_gpu
+@pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
+@pytest.mark.parametrize("changes", [{}, {"alpha": "uniform"}, {"trace_gradient": True, "learn_eta": True}], ids=str)
+def test_the_steady_trace_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any], penalty_step: str) -> None:
+    """All classes are in every task, so that the anchors of weights in force move."""
+    settings = {**STEADY, "penalty_step": penalty_step, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3}
+    configs = configs_of("permuted", **settings | changes)
+    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+
+
+@needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_tensor_float_32_is_close_to_float32(network: str) -> None:
     configs = configs_of("permuted", network=network)
@@ -327,6 +342,47 @@ def test_the_host_never_waits_within_an_epoch(kernels: ModuleType, network: str)
         torch.cuda.set_sync_debug_mode("default")
     assert all(loss.isfinite().all() for loss in losses)
     assert seen.shape == (len(learners), 3)
+
+
+@needs_gpu
+def test_pinned_memory_may_be_drawn_in_another_thread_while_steps_are_captured(kernels: ModuleType) -> None:
+    """As the next epoch's order is: in the way of a capture that minds all threads, each new block ends it."""
+    configs = configs_of("permuted", ("finetune", "dhp+si", "dhp+mas"))
+    expected, batches = build(configs)
+    run_stream(stacked(expected, batches), batches, configs[0])
+    learners, batches = build(configs)
+    program = stacked(learners, batches)
+    drawn: list[Tensor] = []  # kept, so that each is new memory
+    meanwhile: list[int] = []  # how many, for each capture
+    capturing, ended = threading.Event(), threading.Event()
+    usual = program._captured
+
+    def draw() -> None:
+        while not ended.is_set():
+            if capturing.wait(0.1):
+                drawn.append(torch.zeros(1024, dtype=torch.int64, pin_memory=True))
+
+    def captured(*key: int) -> torch.cuda.CUDAGraph:
+        before = len(drawn)
+        capturing.set()
+        try:
+            return usual(*key)
+        finally:
+            capturing.clear()
+            meanwhile.append(len(drawn) - before)
+
+    program._captured = captured  # type: ignore[method-assign]
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    try:
+        run_stream(program, batches, configs[0])
+    finally:
+        ended.set()
+        drawing.join()
+    assert len(meanwhile) >= 2, "a capture a task at least"
+    assert sum(meanwhile) > 0, "and something was drawn in the midst of them"
+    for one, other in zip(learners, expected, strict=True):
+        assert_untouched(one, other)
 
 
 class Stop(Exception):

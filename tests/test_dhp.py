@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engram import DHPSoftmax, InputError, NotFiniteError
+from engram.nn import dhp
 from engram.nn.dhp import class_shares
 
 
@@ -312,3 +313,212 @@ def test_it_is_mapped_along_whatever_axis_is_asked_for() -> None:
     for i, head in enumerate(heads):
         torch.testing.assert_close(logits[i], head(hidden[:, i], target).detach())
         torch.testing.assert_close(traces[i], head.hebb)
+
+
+# --- the layer's options, against a loop written from its description
+
+OPTIONS = [
+    {"trace_gradient": False},
+    {"trace_centred": True},
+    {"trace_scale": 2.0},
+    {"trace_scale": 0.5, "trace_centred": True},
+    {"trace_scale": 2.0, "trace_gradient": False},
+    {"trace_scale": 2.0, "trace_centred": True, "trace_gradient": False},
+]
+
+
+def by_description(head: DHPSoftmax, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Written trace, read trace and logits, class after class, as the arguments of the layer are described."""
+    labels = y.tolist()
+    written_from = h if head.trace_gradient else h.detach()
+    eta = head.eta if head.trace_gradient else head.eta.detach()
+    means = {}
+    for c in sorted(set(labels)):
+        own = [written_from[b] for b in range(len(labels)) if labels[b] == c]
+        means[c] = sum(own) / len(own)
+    centre = sum(means.values()) / len(means) if head.trace_centred else 0
+    written = list(head.hebb.detach().clone().unbind(0))
+    for c, mean in means.items():
+        written[c] = (1 - eta) * written[c] + eta * (mean - centre)
+    read = []
+    for row in written:
+        size = float((row.detach() ** 2).mean().sqrt())
+        read.append(row if head.trace_scale is None else row * 0 if size == 0 else row * (head.trace_scale / size))
+    alpha = head.alpha if head.alpha.ndim else head.alpha.expand(head.weight.shape)
+    logits = torch.stack([
+        torch.stack([((head.weight[j] + alpha[j] * read[j]) * x).sum() for j in range(len(read))]) for x in h
+    ])  # fmt: skip
+    return torch.stack(written), torch.stack(read), logits
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@settings(max_examples=40, deadline=None)
+@given(batches, st.sampled_from(["synapse", "uniform"]), st.booleans())
+def test_every_option_is_what_its_description_says(options, batch, alpha, unseen) -> None:
+    num_classes, num_features, labels, seed = batch
+    head = double_head(num_features, num_classes, seed, alpha=alpha, **options)
+    if unseen:
+        head.hebb.zero_()
+    hidden = torch.randn(len(labels), num_features, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor(labels)
+    wanted = (head.weight, head.alpha, head.eta, hidden)
+    written, read, expected = by_description(head, hidden, target)
+    probe = torch.randn_like(expected)
+    by_loop = torch.autograd.grad((expected * probe).sum(), wanted, allow_unused=True)
+
+    logits = head(hidden, target)
+    gradients = torch.autograd.grad((logits * probe).sum(), wanted, allow_unused=True)
+
+    torch.testing.assert_close(head.hebb, written.detach(), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(head.read(head.hebb), read.detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-10)
+    for name, gradient, reference in zip(("θ", "α", "η", "h"), gradients, by_loop, strict=True):
+        assert (gradient is None) == (reference is None), name
+        if gradient is not None:
+            torch.testing.assert_close(gradient, reference, rtol=1e-8, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("options", [{}, {"trace_scale": 2.0}, {"trace_centred": True}], ids=str)
+def test_without_a_gradient_through_the_trace_h_has_one_path_and_eta_none(options: dict) -> None:
+    head = double_head(3, 2, trace_gradient=False, **options)
+    hidden = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    head(hidden, torch.tensor([0, 1, 0, 1])).sum().backward()
+    torch.testing.assert_close(hidden.grad, head.fold().weight.sum(dim=0).detach().expand(4, 3))
+    assert head.eta.grad is None
+    assert head.weight.grad is not None
+    assert head.alpha.grad is not None
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_scaled_trace_has_its_size_in_every_class_seen_and_none_in_the_others(centred: bool) -> None:
+    torch.manual_seed(0)
+    head = DHPSoftmax(6, 5, eta=0.01, trace_scale=1.7, trace_centred=centred)
+    hidden = torch.rand(8, 6) * torch.logspace(-3, 3, 8)[:, None]
+    logits = head(hidden, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))
+    logits.square().sum().backward()
+    read = head.read(head.hebb)
+    torch.testing.assert_close(read[:4].square().mean(dim=1).sqrt(), torch.full((4,), 1.7))
+    assert torch.equal(read[4], torch.zeros(6))
+    assert not torch.allclose(head.hebb[0].square().mean(), head.hebb[3].square().mean(), rtol=0.5), "written unscaled"
+    for parameter in head.parameters():
+        assert torch.isfinite(parameter.grad).all()
+    assert torch.isfinite(head.eval()(hidden)).all()
+
+
+def test_what_a_scaled_trace_adds_does_not_depend_on_the_size_of_the_activations() -> None:
+    hidden, target = torch.rand(8, 5, dtype=torch.float64), torch.arange(8) % 3
+    parts = {}
+    for scale in (None, 2.0):
+        for factor in (1.0, 64.0):
+            head = double_head(5, 3, eta=0.3, trace_scale=scale)
+            head.hebb.zero_()
+            for _ in range(3):
+                head(factor * hidden, target)
+            parts[scale, factor] = head.fast_part().detach()
+    torch.testing.assert_close(parts[2.0, 64.0], parts[2.0, 1.0])
+    torch.testing.assert_close(parts[None, 64.0], 64 * parts[None, 1.0])
+
+
+@pytest.mark.parametrize("alpha", ["synapse", "uniform"])
+@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
+def test_all_views_of_the_weight_in_force_agree(options: dict, alpha: str) -> None:
+    head = double_head(4, 3, alpha=alpha, **options)
+    hidden, target = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 0, 1])
+    in_training = head(hidden, target)
+    in_force = head.weight + head.fast_part()
+    torch.testing.assert_close(in_training, hidden @ in_force.T, rtol=1e-12, atol=1e-12)
+    assert torch.equal(head.fold().weight, in_force) or torch.allclose(head.fold().weight, in_force, rtol=1e-14)
+    torch.testing.assert_close(head.eval()(hidden), in_training, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(head.fold()(hidden), in_training, rtol=1e-12, atol=1e-12)
+    stack = head.fast_part_of(torch.stack([head.alpha] * 2), torch.stack([head.hebb] * 2))
+    assert torch.equal(stack[1], head.fast_part())
+    slopes = head.weight_slopes()
+    assert torch.equal(slopes["weight"], torch.ones_like(head.weight))
+    assert set(slopes) == ({"weight", "alpha"} if alpha == "synapse" else {"weight"})
+    if alpha == "synapse":
+        (by_alpha,) = torch.autograd.grad(head(hidden).sum(), head.alpha)
+        torch.testing.assert_close(by_alpha, hidden.sum(dim=0) * slopes["alpha"])
+
+
+def test_centred_traces_of_a_batch_sum_to_nothing() -> None:
+    head = DHPSoftmax(5, 4, eta=1.0, trace_centred=True).double()
+    head(torch.rand(7, 5, dtype=torch.float64), torch.tensor([0, 0, 0, 0, 1, 3, 3]))
+    torch.testing.assert_close(head.hebb.sum(dim=0), torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-15)
+    assert (head.hebb[[0, 1, 3]].abs().sum(dim=1) > 0.1).all()
+    assert torch.equal(head.hebb[2], torch.zeros(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
+def test_an_empty_batch_leaves_the_trace_alone(options: dict) -> None:
+    head = double_head(3, 2, **options)
+    before = head.hebb.clone()
+    assert head(torch.empty(0, 3, dtype=torch.float64), torch.empty(0, dtype=torch.long)).shape == (0, 2)
+    assert torch.equal(head.hebb, before)
+
+
+def test_alpha_begins_where_it_is_told_to() -> None:
+    torch.manual_seed(0)
+    alpha = DHPSoftmax(512, 10, alpha_init=0.5).alpha
+    assert 0 <= alpha.min() < 0.01
+    assert 0.49 < alpha.max() <= 0.5
+    assert abs(alpha.mean() - 0.25) < 0.01
+    assert torch.equal(DHPSoftmax(4, 3, alpha_init=0.0).alpha, torch.zeros(4, 3).T)
+
+
+def test_a_fixed_eta_writes_the_trace_and_is_no_parameter_to_learn() -> None:
+    head = DHPSoftmax(3, 2, eta=0.25, learn_eta=False)
+    hidden, target = torch.rand(4, 3), torch.tensor([0, 1, 1, 0])
+    head(hidden, target).square().sum().backward()
+    assert not head.eta.requires_grad
+    assert head.eta.grad is None
+    torch.testing.assert_close(head.hebb[0], 0.25 * (hidden[0] + hidden[3]) / 2)
+    assert "eta" in head.state_dict()
+
+
+@pytest.mark.parametrize("options", [{}, *OPTIONS, {"learn_eta": False}, {"alpha_init": 1.0}], ids=str)
+def test_only_what_the_paper_writes_down_takes_the_path_that_is_written_down(options: dict, monkeypatch) -> None:
+    """The derivatives of `PlasticSoftmax` are of Eq. 2 and 3 as they stand: it is fast, and wrong for anything else."""
+    head = double_head(3, 2, **options)
+    calls = []
+    usual = dhp.mapped
+    monkeypatch.setattr(dhp, "mapped", lambda function, *given: calls.append(function) or usual(function, *given))
+    head(torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))
+    literal = not any(name.startswith("trace_") for name in options)
+    assert head.literal == literal
+    assert calls == ([dhp.PlasticSoftmax] if literal else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"trace_scale": 0.0}, "trace_scale must be above 0, not 0.0"),
+        ({"trace_scale": -1.0}, "trace_scale must be above 0, not -1.0"),
+        ({"trace_scale": float("nan")}, "trace_scale must be above 0, not nan"),
+        ({"trace_scale": float("inf")}, "trace_scale must be above 0, not inf"),
+        ({"alpha_init": -0.1}, "alpha_init must be at least 0, not -0.1"),
+        ({"alpha_init": float("nan")}, "alpha_init must be at least 0, not nan"),
+        ({"alpha_init": float("inf")}, "alpha_init must be at least 0, not inf"),
+    ],
+)
+def test_bad_values_of_the_options_are_refused_with_a_sentence(options: dict, sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        DHPSoftmax(3, 2, **options)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_are_mapped_over_a_stack_too(options: dict) -> None:
+    heads = [double_head(3, 3, seed, **options) for seed in range(4)]
+    hidden, target = torch.randn(4, 5, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
+    parameters = {n: torch.stack([h.get_parameter(n).detach() for h in heads]) for n in ("weight", "alpha", "eta")}
+    traces = torch.stack([head.hebb for head in heads])
+    one = copy.deepcopy(heads[0])
+    one.check_values = False
+
+    def call(parameters: dict[str, Tensor], trace: Tensor, x: Tensor) -> Tensor:
+        return torch.func.functional_call(one, (parameters, {"hebb": trace}), (x, target))
+
+    logits = torch.func.vmap(call)(parameters, traces, hidden)
+    for i, head in enumerate(heads):
+        torch.testing.assert_close(logits[i], head(hidden[i], target).detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(traces[i], head.hebb, rtol=1e-12, atol=1e-12)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import engram
 from engram import InputError, Progress, Result, preset, streams
-from engram.build import build_learner
+from engram.build import build_learner, build_model, build_streams
 from engram.config import METHODS, Config
-from engram.data.samples import Dataset
+from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
 from engram.experiment import Setting, run_on
 from engram.learner import Learner
@@ -182,9 +185,104 @@ def test_a_divided_experiment_gives_the_same_results_and_says_so(max_stack: int)
 @pytest.mark.parametrize("name", SHARED)
 def test_what_is_run_together_must_learn_the_same_tasks_in_the_same_trials(name: str) -> None:
     base = preset("permuted-mnist", "dhp")
-    other = base.replace(**{name: {"benchmark": "split-mnist", "dataset": "notmnist"}.get(name, 7)})
+    words = {"benchmark": "split-mnist", "dataset": "notmnist", "examine": "validation", "mask_training": False}
+    other = base.replace(**{name: words.get(name, 7)})
     with pytest.raises(InputError, match=f"must have one {name}, not "):
         engram.run_many([base, other])
+
+
+@pytest.mark.parametrize("name", ["max_samples", "examine", "mask_training"])
+def test_what_decides_on_the_samples_is_shared(name: str) -> None:
+    assert name in SHARED
+
+
+# --- which samples and outputs take part
+
+
+def outputs_of(model: nn.Module, samples: Samples) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(samples[slice(None)].inputs.double() / 255)
+
+
+@pytest.mark.parametrize("mask_training", [True, False])
+def test_all_outputs_take_part_in_training_only_where_they_are_to(mask_training: bool) -> None:
+    """The loss of the only step, on the only batch, and the accuracy before it, from the network as it is made."""
+    config = preset("split-mnist", "finetune", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
+    config = config.replace(batch_size=1000, mask_training=mask_training)
+    data = few(200, 100)
+    (result,) = run_on([config], [data], Setting("cpu", "float64"))
+    (stream,) = build_streams(config, [0], [data])
+    model = build_model(config, 0, stream.input_shape, stream.num_classes).double()
+    first = stream[0]
+    assert set(first.train.labels.tolist()) == {0, 1}
+    logits = outputs_of(model, first.train)
+    own = logits if not mask_training else logits[:, :2]
+    assert result.dynamics[0]["loss"] == pytest.approx(float(F.cross_entropy(own, first.train.labels)), rel=1e-12)
+    for n, task in enumerate(stream):
+        guessed = outputs_of(model, task.test)[:, list(task.classes)].argmax(dim=1) + task.classes[0]
+        assert result.untrained[0, n] == float((guessed == task.test.labels).double().mean()), "masks when examined"
+
+
+@pytest.mark.parametrize("method", ["online-ewc", "mas"])
+def test_importances_are_of_the_outputs_that_took_part_in_training(method: str) -> None:
+    weighed = {}
+    for mask_training in (True, False):
+        config = preset("split-mnist", method, dataset="mnist-small", hidden=[8], num_tasks=1, trials=1, epochs=1)
+        config = config.replace(mask_training=mask_training)
+        streams_ = build_streams(config, [0], [few(200, 100)])
+        task = streams_[0][0]
+        learner = build_learner(config, 0, (1, 28, 28), 10, torch.device("cpu"), torch.float64)
+        batches = Batches([0], streams_, 0, torch.float64)
+        run_stream(OneByOne([learner], batches), batches, config)
+        weighed[mask_training] = learner.penalty.terms[0].importance["head.weight"]
+        samples = task.train[slice(None)]
+        own = learner.penalty.importance(
+            [(samples.inputs.double() / 255, samples.targets)], (0, 1) if mask_training else None
+        )
+        torch.testing.assert_close(weighed[mask_training], own["head.weight"], rtol=1e-10, atol=1e-15)
+    assert torch.equal(weighed[True][2:], torch.zeros_like(weighed[True][2:]))
+    assert (weighed[False][2:].sum(dim=1) > 0).all()
+
+
+def test_test_samples_have_no_say_where_validation_samples_examine() -> None:
+    config = preset("split-mnist", "dhp+mas", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
+    data = few(300, 100)
+    other = replace(data, test=Samples(255 - data.test.inputs, data.test.targets.flip(0)))
+    by_validation = [run_on([config.replace(examine="validation")], [d], Setting("cpu"))[0] for d in (data, other)]
+    by_test = [run_on([config], [d], Setting("cpu"))[0] for d in (data, other)]
+    assert_same(*by_validation)
+    assert not np.array_equal(by_test[0].accuracy, by_test[1].accuracy)
+
+
+def test_a_shortened_run_is_a_run_on_less() -> None:
+    config = preset("permuted-mnist", "dhp+si", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
+    (short,) = run_on([config.replace(max_samples=30)], [few(80, 50)], Setting("cpu"))
+    (less,) = run_on([config], [few(30, 30)], Setting("cpu"))
+    assert_same(short, less)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"max_samples": 3}, "max_samples is of the benchmarks' datasets, and a stream of one's own has none"),
+        ({"examine": "validation"}, "examine is of the benchmarks' datasets, and a stream of one's own has none"),
+    ],
+)
+def test_a_stream_of_ones_own_is_never_shortened_in_silence(changes: dict, sentence: str) -> None:
+    with pytest.raises(InputError) as error:
+        engram.run(preset("own", "dhp", **changes), stream=own_stream())
+    assert str(error.value) == sentence
+
+
+def test_a_stream_of_ones_own_may_be_masked_only_when_examined() -> None:
+    pairs = [(np.eye(4)[[0, 1]], [2 * n, 2 * n + 1], np.eye(4)[[0, 1]], [2 * n, 2 * n + 1]) for n in range(2)]
+    stream = streams.from_arrays(pairs, classes=[(0, 1), (2, 3)])
+    config = preset("own", "finetune", hidden=[5], epochs=1, trials=1)
+    masked, unmasked = (
+        engram.run(config.replace(mask_training=mask), stream=stream, device="cpu", precision="float64")
+        for mask in (True, False)
+    )
+    assert masked.dynamics[0]["loss"] < np.log(2) + 0.3 < np.log(4) - 0.3 < unmasked.dynamics[0]["loss"]
 
 
 def test_nothing_to_run_gives_nothing() -> None:

@@ -83,3 +83,47 @@ def test_building_a_model_leaves_the_global_random_numbers_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     if torch.cuda.is_available():
         assert torch.equal(torch.cuda.get_rng_state(), on_gpu)
+
+
+@pytest.mark.parametrize(("network", "shape"), [("mlp", (1, 28, 28)), ("cnn", (3, 32, 32))])
+def test_the_network_sees_standardised_pixels(network: str, shape: tuple[int, ...]) -> None:
+    config = preset("split-mnist", "dhp", network=network, hidden=[12])
+    usual = build_model(config, 2, shape, 10)
+    standardised = build_model(config.replace(input_mean=0.13, input_std=0.31), 2, shape, 10)
+    inputs = torch.rand(5, *shape)
+    expected = usual.features((inputs - 0.13) / 0.31)
+    torch.testing.assert_close(standardised.features(inputs), expected)
+    assert not torch.allclose(usual.features(inputs), expected, rtol=0.1)
+    for one, other in zip(usual.parameters(), standardised.parameters(), strict=True):
+        assert torch.equal(one, other), "the same initial weights"
+    assert len(standardised.state_dict()) == len(usual.state_dict()), "and nothing else to save"
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.01, 0.3])
+def test_he_s_initialisation_keeps_the_size_of_activations_and_has_no_biases(slope: float) -> None:
+    config = preset("split-mnist", "dhp", hidden=[300, 300, 300], leaky_slope=slope)
+    model = build_model(config.replace(initialisation="he"), 0, (1, 28, 28), 10)
+    layers = [layer for layer in model.features if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        variance = 2 / ((1 + slope**2) * layer.in_features)
+        assert layer.weight.var().item() == pytest.approx(variance, rel=0.03)
+        assert layer.weight.abs().max().item() == pytest.approx((3 * variance) ** 0.5, rel=0.01)  # it is uniform
+        assert torch.equal(layer.bias, torch.zeros_like(layer.bias))
+    inputs = torch.randn(200, 784, generator=torch.Generator().manual_seed(0))
+    assert model.features(inputs).square().mean().item() == pytest.approx(1, rel=0.2)
+    assert build_model(config, 0, (1, 28, 28), 10).features(inputs).square().mean() < 0.1, "PyTorch's own shrinks them"
+
+
+def test_he_s_initialisation_is_of_the_features_alone_and_of_each_trial() -> None:
+    def initial(method: str, trial: int, **changes: object) -> dict[str, torch.Tensor]:
+        torch.manual_seed(trial * 1000 + len(method))  # whatever the state of the world
+        config = preset("vision-mixture", method, initialisation="he", hidden=[20], **changes)
+        return build_model(config, trial, (3, 32, 32), 50).state_dict()
+
+    one, again, other = initial("dhp", 0), initial("dhp+mas", 0), initial("dhp", 1)
+    for name, value in one.items():
+        assert torch.equal(value, again[name]), name
+    assert not torch.equal(one["features.0.weight"], other["features.0.weight"])
+    assert torch.equal(one["features.0.bias"], torch.zeros(20))
+    bound = 20**-0.5  # of PyTorch's own Linear
+    assert 0.95 * bound < one["head.weight"].abs().max() <= bound

@@ -9,7 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram import EWC, MAS, SI, DHPSoftmax, InputError, MatchedSoftmax, NoPenalty, NotFiniteError, OnlineEWC
+from engram import (
+    EWC,
+    MAS,
+    SI,
+    DHPSoftmax,
+    InputError,
+    MatchedSoftmax,
+    NoPenalty,
+    NotFiniteError,
+    OnlineEWC,
+    PlainSoftmax,
+)
 from engram.nn.networks import Network
 
 PENALTIES = {
@@ -651,3 +662,191 @@ def test_no_penalty_never_costs_anything() -> None:
     penalty.consolidate(make_batches())
     train(model, penalty, make_batches())
     assert penalty.loss().item() == 0
+
+
+# --- weights in force
+
+
+FAST_HEADS = {
+    "as written": {},
+    "uniform": {"alpha": "uniform"},
+    "steady": {"trace_scale": 2.0, "trace_centred": True, "trace_gradient": False},
+}
+
+
+@pytest.fixture(params=FAST_HEADS)
+def plastic_model(request) -> Network:
+    """With a trace as large as the weights."""
+    torch.manual_seed(3)
+    head = DHPSoftmax(5, 3, eta=0.3, alpha_init=1.0, **FAST_HEADS[request.param])
+    return Network(nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU()), head).double()
+
+
+def weights_in_force(model: Network) -> dict[str, Tensor]:
+    """Copies, the head's written out here once more."""
+    head = model.head
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    size = head.hebb.square().mean(dim=1, keepdim=True).sqrt()
+    trace = head.hebb if head.trace_scale is None else head.hebb * head.trace_scale / size.clamp(min=1e-12)
+    weights["head.weight"] = (head.weight + head.alpha * trace).detach().clone()
+    return weights
+
+
+def by_definition(penalty, anchors: list[dict[str, Tensor]], theta: dict[str, Tensor], fast: Tensor) -> Tensor:
+    """λ Σ Ω ((θ + α Hebb) − (θ* + α* Hebb*))², the fast part a constant."""
+    cost = torch.zeros((), dtype=torch.float64)
+    for term, anchor in zip(penalty.terms, anchors, strict=True):
+        for name, value in theta.items():
+            now = value + fast if name == "head.weight" else value
+            cost = cost + penalty.strength * (term.importance[name] * (now - anchor[name]) ** 2).sum()
+    return cost
+
+
+def learn_two_tasks(model: Network, penalty) -> list[dict[str, Tensor]]:
+    """Two tasks and a part of a third; returns what the penalty should be anchored at."""
+    anchors = []
+    for seed in range(2):
+        train(model, penalty, make_batches(seed=seed))
+        penalty.consolidate(make_batches(seed=seed))
+        anchors.append(weights_in_force(model))
+    train(model, penalty, make_batches(seed=2))
+    return anchors if penalty.keeps_every_term else anchors[-1:]
+
+
+@pytest.mark.parametrize("with_alpha", [False, True])
+def test_in_force_the_penalty_is_of_slow_plus_fast(plastic_model, make_penalty, with_alpha: bool) -> None:
+    penalty = make_penalty(plastic_model, protect="in-force", regularize_alpha=with_alpha)
+    anchors = learn_two_tasks(plastic_model, penalty)
+    for term, anchor in zip(penalty.terms, anchors, strict=True):
+        for name, value in term.anchor.items():
+            torch.testing.assert_close(value, anchor[name], rtol=1e-12, atol=1e-12)
+    theta = {name: p.detach().clone().requires_grad_() for name, p in penalty.parameters.items()}
+    fast = weights_in_force(plastic_model)["head.weight"] - plastic_model.head.weight.detach()
+    assert fast.abs().max() > 0.05
+    expected = by_definition(penalty, anchors, theta, fast)
+    reference = torch.autograd.grad(expected, list(theta.values()))
+    torch.testing.assert_close(penalty.loss(), expected.detach(), rtol=1e-10, atol=1e-14)
+    plastic_model.zero_grad()
+    penalty.loss().backward()
+    for (name, p), gradient in zip(penalty.parameters.items(), reference, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-10, atol=1e-13)
+        written_down = penalty.gradient(dict(penalty.parameters))[name].detach()
+        torch.testing.assert_close(written_down, gradient, rtol=1e-10, atol=1e-13)
+    assert reference[list(theta).index("head.weight")].abs().max() > 1e-6
+    if not with_alpha:
+        assert plastic_model.head.alpha.grad is None, "α is free: the penalty looks at the fast part, and leaves it"
+
+
+@pytest.mark.parametrize("with_alpha", [False, True])
+def test_in_force_the_proximal_step_is_the_minimiser(plastic_model, make_penalty, with_alpha: bool) -> None:
+    penalty = make_penalty(plastic_model, protect="in-force", regularize_alpha=with_alpha)
+    anchors = learn_two_tasks(plastic_model, penalty)
+    penalty.strength = 40.0
+    before = penalty.snapshot()
+    trace = plastic_model.head.hebb.clone()
+    penalty.proximal_step(0.1)
+    after = {name: p.detach().clone().requires_grad_() for name, p in penalty.parameters.items()}
+    fast = weights_in_force(plastic_model)["head.weight"] - plastic_model.head.weight.detach()
+    distance = sum(((after[name] - before[name]) ** 2).sum() for name in after) / (2 * 0.1)
+    slope = torch.autograd.grad(distance + by_definition(penalty, anchors, after, fast), list(after.values()))
+    for gradient in slope:
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-10)
+    assert (after["head.weight"] - before["head.weight"]).abs().max() > 1e-5
+    assert torch.equal(plastic_model.head.hebb, trace)
+
+
+def test_in_force_a_trace_that_changes_costs_something_and_the_slow_weight_makes_up_for_it(plastic_model) -> None:
+    slow, in_force = (OnlineEWC(plastic_model, strength=1e6, protect=what) for what in ("slow", "in-force"))
+    for penalty in (slow, in_force):
+        penalty.consolidate(make_batches())
+        assert penalty.loss().item() == 0
+    anchor = weights_in_force(plastic_model)["head.weight"]
+    with torch.no_grad():
+        plastic_model.head.alpha.mul_(1.5)
+        plastic_model.head.hebb.normal_(generator=torch.Generator().manual_seed(0))
+    assert slow.loss().item() == 0
+    assert in_force.loss().item() > 1
+    held = in_force.terms[0].importance["head.weight"] > 1e-3
+    assert held.any()
+    in_force.proximal_step(1.0)
+    torch.testing.assert_close(weights_in_force(plastic_model)["head.weight"][held], anchor[held], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("head", [MatchedSoftmax, PlainSoftmax])
+def test_without_a_trace_weights_in_force_are_the_slow_ones(head, make_penalty) -> None:
+    torch.manual_seed(1)
+    model = Network(nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU()), head(5, 3)).double()
+    twin = copy.deepcopy(model)
+    in_force, slow = make_penalty(model, protect="in-force"), make_penalty(twin)
+    assert in_force.fast == {}
+    for penalty in (in_force, slow):
+        train(penalty.model, penalty, make_batches())
+        penalty.consolidate(make_batches())
+        train(penalty.model, penalty, make_batches(seed=1))
+        penalty.proximal_step(0.1)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(in_force.loss(), slow.loss())
+
+
+def test_in_force_the_state_survives_save_and_load(plastic_model, make_penalty) -> None:
+    penalty = make_penalty(plastic_model, protect="in-force")
+    learn_two_tasks(plastic_model, penalty)
+    twin = copy.deepcopy(plastic_model)
+    for p in twin.parameters():
+        nn.init.normal_(p)
+    restored = make_penalty(twin, protect="in-force")
+    twin.load_state_dict(plastic_model.state_dict())
+    restored.load_state_dict(penalty.state_dict())
+    assert torch.equal(restored.loss(), penalty.loss())
+    for learner, own in ((plastic_model, penalty), (twin, restored)):
+        train(learner, own, make_batches(seed=3))
+        own.proximal_step(0.1)
+        own.consolidate(make_batches(seed=3))
+    for (name, a), (_, b) in zip(penalty.state_dict().items(), restored.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    for name, value in plastic_model.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name]), name
+
+
+def test_in_force_si_still_begins_at_the_slow_weight(plastic_model) -> None:
+    penalty = SI(plastic_model, strength=1.0, xi=0.01, protect="in-force")
+    train(plastic_model, penalty, make_batches())
+    start, path = plastic_model.head.weight.detach().clone(), penalty.path["head.weight"].clone()
+    moved = start - penalty.start["head.weight"]
+    penalty.consolidate()
+    assert torch.equal(penalty.start["head.weight"], start)
+    anchor = penalty.terms[0].anchor["head.weight"]
+    torch.testing.assert_close(anchor, weights_in_force(plastic_model)["head.weight"], rtol=1e-12, atol=1e-12)
+    assert (anchor - start).abs().max() > 0.05
+    omega = path.clamp(min=0) / (moved.square() + 0.01)
+    torch.testing.assert_close(penalty.terms[0].importance["head.weight"], omega, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_in_force_si_s_path_does_not_see_the_penalty(plastic_model, num_passes: int) -> None:
+    """Neither though the step moves α, and so the fast part, nor though each of several passes saw another trace."""
+    penalty = SI(plastic_model, strength=500.0, protect="in-force")
+    learn_two_tasks(plastic_model, penalty)
+    with torch.no_grad():
+        plastic_model.head.hebb.add_(0.3)
+    penalty.before = penalty.snapshot()
+    path, start = penalty.path["head.weight"].clone(), plastic_model.head.weight.detach().clone()
+    optimizer = torch.optim.SGD(plastic_model.parameters(), lr=0.05)
+    optimizer.zero_grad()
+    of_task = torch.zeros_like(start)
+    for inputs, targets in make_batches(num_passes, seed=9):
+        loss = F.cross_entropy(plastic_model(inputs, targets), targets)
+        of_task += torch.autograd.grad(loss, plastic_model.head.weight, retain_graph=True)[0]
+        (loss + penalty.loss()).backward()
+    of_both = plastic_model.head.weight.grad.clone()
+    optimizer.step()
+    penalty.after_step()
+    moved = plastic_model.head.weight.detach() - start
+    assert (of_both - of_task).abs().max() > 1e-3, "the penalty pulled"
+    torch.testing.assert_close(penalty.path["head.weight"] - path, -of_task * moved, rtol=1e-8, atol=1e-13)
+
+
+def test_protecting_something_else_is_refused(make_penalty) -> None:
+    with pytest.raises(InputError, match="no protect 'fast', only slow, in-force"):
+        make_penalty(NETWORKS["dhp"](), protect="fast")

@@ -250,3 +250,35 @@ def test_frozen_returns_the_modes_after_an_error_too() -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert model.training
+
+
+CONVOLUTIONS = {
+    "plain": {"kernel_size": 3},
+    "oblong": {"kernel_size": (2, 3)},
+    "stride": {"kernel_size": 3, "stride": 2},
+    "strides": {"kernel_size": (3, 2), "stride": (1, 3)},
+    "padding": {"kernel_size": 3, "padding": 2},
+    "paddings": {"kernel_size": (3, 2), "padding": (0, 1)},
+    "dilation": {"kernel_size": 2, "dilation": 2},
+    "dilations": {"kernel_size": (3, 2), "dilation": (1, 3)},
+    "all": {"kernel_size": (3, 2), "stride": (2, 1), "padding": (1, 2), "dilation": (2, 1)},
+    "all but dilation": {"kernel_size": (4, 2), "stride": (2, 3), "padding": (3, 1)},
+    "larger than the image unpadded": {"kernel_size": 8, "padding": 2},
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["alone", "mapped"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_patches_are_those_of_unfold(name: str, mapped: bool) -> None:
+    layer = nn.Conv2d(3, 4, **CONVOLUTIONS[name])
+    images = torch.randn(2, 5, 3, 7, 6)  # two models' batches of five
+    options = {k: v for k, v in CONVOLUTIONS[name].items() if k != "kernel_size"}
+    expected = [nn.functional.unfold(batch, layer.kernel_size, **options) for batch in images]
+    if mapped:
+        found = torch.func.vmap(lambda batch: per_sample._patches(layer, batch))(images)
+    else:
+        found = [per_sample._patches(layer, batch) for batch in images]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    products = layer.weight.flatten(1) @ found[0] + layer.bias[:, None]
+    torch.testing.assert_close(products, layer(images[0]).flatten(2), rtol=1e-4, atol=1e-5)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,10 @@ from engram.data.streams import Stream
 from engram.experiment import Setting, run_on
 from engram.learner import Learner
 from engram.penalties import EWC, MAS, Penalty
+from engram.presets import STEADY
 from engram.stack import choose
 from engram.stack.choose import architectures, choose_program, largest_stack, reason_against_mapping
+from engram.stack.descent import ContractDescent, FactoredDescent
 from engram.stack.mapped import Mapped
 from engram.stack.memory import Portion, bytes_of, bytes_of_data, tensors_per_weight
 from engram.stack.one_by_one import OneByOne
@@ -79,7 +83,8 @@ def streams_of(config: Config) -> list[Stream]:
     trials = list(range(config.first_trial, config.first_trial + config.trials))
     if config.benchmark == "own":
         return [own_stream()] * len(trials)
-    return build_streams(config, trials, [few()] * (2 if config.benchmark == "vision-mixture" else 1))
+    data = few() if config.examine == "test" else few(240)  # of which the last sixth examine
+    return build_streams(config, trials, [data] * (2 if config.benchmark == "vision-mixture" else 1))
 
 
 def build(configs: Sequence[Config], features: Callable[[], nn.Module] | None = None) -> tuple[list[Learner], Batches]:
@@ -242,6 +247,88 @@ def test_a_stack_of_many_is_as_many_stacks_of_one(network: str) -> None:
         assert alone.outcome.rows == learner.outcome.rows
         for name, tensor in state_of(alone).items():
             torch.testing.assert_close(state_of(learner)[name], tensor, rtol=1e-11, atol=1e-14)
+
+
+# --- the steady trace and weights in force: three ways to take a step
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "steady": STEADY,
+    "steady, gradient": {**STEADY, "penalty_step": "gradient"},
+    "steady, uniform": {**STEADY, "alpha": "uniform"},
+    "steady, alpha held too": {**STEADY, "regularize_alpha": True},
+    "steady, alpha held too, gradient": {**STEADY, "regularize_alpha": True, "penalty_step": "gradient"},
+    "scaled and learned": {**STEADY, "trace_gradient": True, "learn_eta": True, "trace_centred": False},
+    "in force, as in the paper": {"protect": "in-force", "alpha_init": 0.5},
+    "examined only": {**STEADY, "mask_training": False, "examine": "validation"},
+    "he": {**STEADY, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3},
+}
+
+
+def contracted(learners: Sequence[Learner], batches: Batches) -> OneByOne:
+    """Steps by the penalties' own methods, as in anybody's loop."""
+    program = OneByOne(learners, batches)
+    program.descents = [ContractDescent(learner) for learner in learners]
+    return program
+
+
+def factored(learners: Sequence[Learner], batches: Batches) -> OneByOne:
+    program = OneByOne(learners, batches)
+    assert all(isinstance(descent, FactoredDescent) for descent in program.descents)
+    return program
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_is_the_same_by_hand_in_factors_and_in_a_stack(form: str) -> None:
+    """With a large η, and all classes in every task: where classes do not come back, no anchor ever moves."""
+    changes = {"epochs": 1, "trials": 1, "num_tasks": 2, "hidden": [9, 8], "batch_size": 5, **FORMS[form], "eta": 0.2}
+    kind = "split" if "mask_training" in changes else "permuted"
+    configs = [config_of(kind, method, **changes) for method in ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")]
+    found, histories, moved = [], [], []
+    for make in (contracted, factored, stacked):
+        learners, batches = build(configs)
+        fast = learners[1].penalty.fast["head.weight"]
+        histories.append(train(make(learners, batches), batches, lambda moves, f=fast: moved.append(f().detach())))
+        found.append(learners)
+    assert len(architectures(found[0])) == 1
+    for one, other in pairwise(moved):
+        assert not torch.equal(one, other), "the fast part moves, and the anchors with it"
+    for by_hand, *others in zip(*found, strict=True):
+        told = by_hand.config.method
+        assert by_hand.outcome.diverged is None
+        assert by_hand.config.penalty is None or set(by_hand.penalty.fast) == {"head.weight"}
+        expected = histories[0][id(by_hand)]
+        for history, other in zip(histories[1:], others, strict=True):
+            assert other.outcome.rows == by_hand.outcome.rows, told
+            assert other.outcome.untrained == by_hand.outcome.untrained, told
+            for a, b in zip(expected, history[id(other)], strict=True):
+                for name in a:
+                    if not name.startswith("penalty.before"):  # what only a loop of one's own needs
+                        difference = (a[name] - b[name]).abs().max()
+                        assert difference <= 1e-12 * max(1, a[name].abs().max()), f"{told} {name}: {difference}"
+    states = [history[id(learners[1])] for history, learners in zip(histories, found, strict=True)]
+    path = [abs(state["penalty.path.head.weight"]).max() for state in states[0][:-1]]
+    assert max(path) > 1e-6, "and 1e-12 is small beside what SI follows"
+
+
+def test_steady_methods_share_a_stack_with_baselines_and_each_keeps_its_own_eta_and_step() -> None:
+    configs = [
+        config_of("permuted", "dhp+si", epochs=1, **STEADY),
+        config_of("permuted", "dhp+si", epochs=1, **{**STEADY, "learn_eta": True}),
+        config_of("permuted", "dhp+mas", epochs=1, **{**STEADY, "protect": "slow"}),
+        config_of("permuted", "dhp+mas", epochs=1, **{**STEADY, "penalty_step": "gradient"}),
+        config_of("permuted", "dhp", epochs=1, learn_eta=False),
+        config_of("permuted", "dhp", epochs=1),
+        config_of("permuted", "si", epochs=1, protect="in-force"),
+    ]
+    sizes = [len(group) for group in architectures(build(configs)[0])]
+    assert sum(sizes) == 2 * len(configs)
+    assert len(sizes) > 1, "traces that are read otherwise, and anchors that move at another moment, are other sections"
+    learners, _ = compare(configs)
+    etas = [learner.outcome.records[-1].eta for learner in learners[: len(configs)]]
+    assert etas[4] == np.float32(0.001), "as it was made"
+    assert etas[5] != pytest.approx(0.001, rel=1e-6)
+    assert etas[0] == np.float32(STEADY["eta"])
 
 
 # --- models never mix
@@ -858,3 +945,24 @@ def test_without_kernels_the_loss_is_pytorch_s_own() -> None:
     logits, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([1, 2, 1, 2, 2])
     expected = F.cross_entropy(logits[:, 1:3], targets - 1)
     torch.testing.assert_close(cross_entropy(logits, targets, (1, 2), None), expected)
+
+
+def test_a_capture_minds_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others draw the next order into pinned memory meanwhile, which would else spoil the capture."""
+    asked: list[dict[str, Any]] = []
+    taken: list[tuple[int, ...]] = []
+
+    @contextmanager
+    def graph(captured: object, **options: Any) -> Iterator[None]:
+        asked.append(options)
+        assert taken == []
+        yield
+        assert taken == [(0, 2, 16)], "the step is within the capture"
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    learners, batches = build([config_of("permuted", "dhp")])
+    program = stacked(learners, batches)
+    monkeypatch.setattr(program, "_step", lambda *key: taken.append(key))
+    program._captured(0, 2, 16)
+    assert asked == [{"capture_error_mode": "thread_local"}]

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engram import InputError, streams
+from engram import InputError, preset, streams
+from engram.build import build_streams
+from engram.config import METHODS
 from engram.data.batches import batches_of, epoch_order, num_batches, plan_epoch, read_inputs, record_steps
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
@@ -273,3 +275,79 @@ def test_a_dataset_may_be_given_by_name(digits) -> None:
     assert streams.mixture(["mnist-small", "mnist-small"]).num_classes == 20
     with pytest.raises(InputError, match="no dataset 'minst'"):
         streams.permuted("minst")
+
+
+# --- fewer samples, and samples for choices
+
+
+@pytest.mark.parametrize("benchmark", ["permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture"])
+def test_validation_samples_are_the_last_sixth_of_the_training_samples(benchmark: str) -> None:
+    """The same for every method, apart from what is trained on; and no test sample is among them."""
+    data = pictures("mnist", 1, 28, 600)
+    number = torch.arange(600)
+    for samples, first in ((data.train, 0), (data.test, 600)):
+        where = number + first
+        samples.inputs[:, 0, 0, 0], samples.inputs[:, 0, 0, 1] = (where // 256).byte(), (where % 256).byte()
+
+    def numbers(samples: Samples) -> set[int]:
+        """Of the samples, which carry them in two pixels of the first row."""
+        first = samples[slice(None)].inputs[:, 0]
+        row = 2 if benchmark == "vision-mixture" else 0  # padded by two
+        return set((first[:, row, row].int() * 256 + first[:, row, row + 1].int()).tolist())
+
+    mixture = benchmark == "vision-mixture"
+    settings = {"num_tasks": 2} if mixture else {"num_tasks": 2, "dataset": "mnist-small"}
+    found = []
+    for method in METHODS:
+        config = preset(benchmark, method, **({"strength": 1.0} if method not in ("finetune", "dhp") else {}))
+        (stream,) = build_streams(config.replace(examine="validation", **settings), [3], [data] * (1 + mixture))
+        found.append([(numbers(task.train), numbers(task.test)) for task in stream])
+    assert all(other == found[0] for other in found)
+    trained = set().union(*(train for train, _ in found[0]))
+    examined = set().union(*(test for _, test in found[0]))
+    assert trained <= set(range(500))
+    assert examined <= set(range(500, 600))
+    if benchmark != "split-mnist":
+        assert examined == set(range(500, 600))
+    if benchmark in ("permuted-mnist", "vision-mixture"):
+        assert trained == set(range(500))
+
+
+def test_a_shortened_dataset_has_the_first_samples_of_each_part() -> None:
+    data = pictures("mnist", 1, 28, 20)
+    config = preset("permuted-mnist", "dhp", dataset="mnist-small", num_tasks=1)
+    for limit, length in ((7, 7), (20, 20), (50, 20), (None, 20)):
+        task = build_streams(config.replace(max_samples=limit), [0], [data])[0][0]
+        for kept, whole in ((task.train, data.train), (task.test, data.test)):
+            assert len(kept) == length
+            assert torch.equal(kept.inputs, whole.inputs[:length])
+            assert torch.equal(kept.targets, whole.targets[:length])
+
+
+def test_what_is_shortened_is_what_is_left_when_validation_samples_are_held_out() -> None:
+    data = pictures("mnist", 1, 28, 60)
+    config = preset("permuted-mnist", "dhp", dataset="mnist-small", num_tasks=1, examine="validation", max_samples=8)
+    task = build_streams(config, [0], [data])[0][0]
+    assert torch.equal(task.train.inputs, data.train.inputs[:8])
+    assert torch.equal(task.test.inputs, data.train.inputs[50:58])
+
+
+def test_too_few_samples_for_a_task_are_one_sentence() -> None:
+    config = preset("split-mnist", "dhp", dataset="mnist-small")
+    with pytest.raises(InputError, match="mnist splits into 1 to 2 tasks of 2 classes, not 5"):
+        build_streams(config.replace(max_samples=4), [0], [pictures("mnist", 1, 28)])
+    with pytest.raises(InputError, match="the test samples of task '0/1' are empty"):
+        build_streams(config.replace(examine="validation"), [0], [pictures("mnist", 1, 28)])
+
+
+def test_masked_only_when_examined_teaches_all_outputs_and_examines_the_task_s_own() -> None:
+    config = preset("split-mnist", "dhp", dataset="mnist-small")
+    masked, unmasked = (
+        build_streams(config.replace(mask_training=mask), [0, 1], [pictures("mnist", 1, 28)]) for mask in (True, False)
+    )
+    for with_masks, without in zip(masked[1], unmasked[1], strict=True):
+        assert with_masks.taught == with_masks.classes == without.classes
+        assert without.taught == tuple(range(10))
+        assert torch.equal(with_masks.train.inputs, without.train.inputs)
+    on_device = move_streams(unmasked, torch.device("cpu"))
+    assert on_device[0][0].taught == tuple(range(10))

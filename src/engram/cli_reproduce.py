@@ -19,7 +19,8 @@ from engram.errors import InputError
 from engram.experiment import Progress
 from engram.report import write_report
 from engram.reproduction.plan import Part, plan
-from engram.reproduction.run import run_part
+from engram.reproduction.run import groups_of, run_part
+from engram.runs import check_options
 from engram.sheets import PARTS, Sheet, sheet_path
 
 
@@ -60,6 +61,7 @@ def reproduce(
     parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
+    check_options(list(groups_of(parts[0])[0].values()), device, precision, stack)  # before anything is made or fetched
     command = shlex.join(["engram", *context.find_root().obj])
     loaded: dict[str, list[Dataset]] = {}
     left_out: dict[str, str] = {}

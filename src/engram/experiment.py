@@ -14,7 +14,7 @@ from engram.build import NOTHING_OWN, Own, build_learner, build_streams, choose_
 from engram.checkpoint import Checkpoint, Checkpoints
 from engram.config import Config
 from engram.data.samples import Dataset
-from engram.data.streams import Stream, move_streams
+from engram.data.streams import Stream, masked_only_when_examined, move_streams
 from engram.errors import InputError
 from engram.learner import Learner
 from engram.penalties import Penalty
@@ -96,8 +96,12 @@ def run_many(
         raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', 'dhp')")
     if stream is None:
         return run_on(configs, load_datasets(configs[0], data), setting, report)
+    for name, usual in (("max_samples", None), ("examine", "test")):
+        if getattr(configs[0], name) != usual:
+            raise InputError(f"{name} is of the benchmarks' datasets, and a stream of one's own has none")
     configs = [config.replace(num_tasks=len(stream)) for config in configs]
-    return _Experiment(configs, lambda trials: [stream] * len(trials), [stream.provenance()], setting, report).run()
+    learned = stream if configs[0].mask_training else masked_only_when_examined(stream)
+    return _Experiment(configs, lambda trials: [learned] * len(trials), [stream.provenance()], setting, report).run()
 
 
 def run_on(

@@ -90,8 +90,10 @@ def read_reproduction(folder: str | Path, parts: Sequence[str] = tuple(PARTS)) -
         for part in parts:
             path = sheet_path(folder, benchmark, part)
             if path.exists():
-                sheets[benchmark, part] = read_sheet(path)
-                missing += sheets[benchmark, part].missing
+                sheet = sheets[benchmark, part] = read_sheet(path)
+                if (sheet.benchmark, sheet.part) != (benchmark, part):
+                    raise InputError(f"{path} is of another place: it holds the {sheet.part} of {sheet.benchmark}")
+                missing += sheet.missing
             elif (benchmark, part) not in NOT_IN_THE_PAPER:
                 missing.append(f"{benchmark}: {PARTS[part]} was not run")
     return Reproduction(folder, sheets, missing)
@@ -180,7 +182,8 @@ def read_sheet(path: str | Path) -> Sheet:
         raise InputError(f"cannot use {path}: {reason}") from reason
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as reason:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged ({reason!r})") from reason
-    if not entries or sheet.part not in PARTS or sheet.benchmark not in BENCHMARKS:
+    labelled = entries and all(isinstance(label, str) for label in entries)
+    if not labelled or sheet.part not in PARTS or sheet.benchmark not in BENCHMARKS:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged")
     return sheet
 

@@ -223,7 +223,7 @@ class DHPSoftmax(nn.Module):
         share, present = class_shares(target, self.out_features, hidden.dtype)
         mean = share.mT @ hidden  # h̃ (C, m), 0 for absent classes
         if self.trace_centred:
-            mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True)
+            mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True).clamp(min=1)
         eta = self.eta if self.trace_gradient else self.eta.detach()
         return self.hebb + eta * present * (mean - self.hebb)
 

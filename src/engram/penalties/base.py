@@ -69,6 +69,7 @@ class Penalty(ABC):
         self.fast = fast_parts(model, self.parameters) if protect == "in-force" else {}
         self.terms: list[Term] = []
         self.gradient_share: Tensor | None = None  # how many times `loss`'s gradient is in .grad; None for not at all
+        self.fast_share: dict[str, Tensor] = {}  # and the fast parts that it was of, as many times
         self._pull: tuple[list[Term], tuple[float, float, str], Pull] | None = None
 
     def loss(self) -> Tensor:
@@ -90,15 +91,30 @@ class Penalty(ABC):
         """The exact minimiser of  ‖θ′ − θ‖² / (2 lr) + loss(θ′): it has `loss`'s fixed point and cannot diverge.
 
         θ ← (θ + 2 lr λ Σ Ω θ*) / (1 + 2 lr λ Σ Ω)
+
+        Weights that stand beside a fast part come last: they make up for it as it is then, also where α is held.
         """
         pull = self.pull(learning_rate)
         if pull is not None:
-            for name, theta in self.parameters.items():
+            for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
                 torch.addcmul(moved_shift(pull, name, self.fast), theta, pull.gain[name], out=theta)
 
     def in_force(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights as the network computes with them: those that have a fast part, with it."""
         return {n: t + self.fast[n]().detach() if n in self.fast else t for n, t in parameters.items()}
+
+    @torch.no_grad()
+    def gradient_within(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What of `.grad` came from `loss`, which was of these values, and of fast parts that may be others now."""
+        share = self.gradient_share
+        if share is None:
+            return {}
+        within = {name: share * gradient for name, gradient in self.gradient(parameters).items()}
+        for name, then in self.fast_share.items():
+            moved = then - share * self.fast[name]().detach()
+            for term in self.terms:
+                within[name] = within[name] + 2 * self.strength * term.importance[name] * moved
+        return within
 
     @torch.no_grad()
     def pull(self, learning_rate: float, step: str = "proximal") -> Pull | None:
@@ -285,6 +301,9 @@ class _QuadraticForm(torch.autograd.Function):
         kept = next(iter(penalty.parameters.values())).grad is not None
         so_far = penalty.gradient_share if kept else None
         penalty.gradient_share = scale.detach() if so_far is None else so_far + scale.detach()
+        before = {} if so_far is None else penalty.fast_share
+        fast = {name: scale.detach() * part().detach() for name, part in penalty.fast.items()}
+        penalty.fast_share = {name: part + before[name] if name in before else part for name, part in fast.items()}
         if not penalty.terms:
             return (None,) * (1 + len(ctx.saved_tensors))
         at = dict(zip(penalty.parameters, ctx.saved_tensors, strict=True))

@@ -59,11 +59,10 @@ class SI(Penalty):
             )
         if self.before is self.start:
             self.before = {name: theta.clone() for name, theta in self.start.items()}
-        share = self.gradient_share
-        of_penalty = self.gradient(self.before) if share is not None else {}
+        of_penalty = self.gradient_within(self.before)
         for name, theta in self.parameters.items():
             if theta.grad is not None:
-                g = theta.grad if share is None else theta.grad - share * of_penalty[name]
+                g = theta.grad - of_penalty[name] if of_penalty else theta.grad
                 self.path[name].addcmul_(g, theta - self.before[name], value=-1)
             self.before[name].copy_(theta)
         self.gradient_share = None

@@ -39,7 +39,7 @@ def run_part(
     """Run one part and write its sheet. One that is there already is read; one that was begun goes on."""
     path = sheet_path(folder, part.benchmark, part.name)
     if path.exists():
-        return check_same(read_sheet(path), part, quick)
+        return check_same(read_sheet(path), part, quick, path)
     where = choose_device(device)
     hidden = path.parent / f".{part.name}"  # what is not yet finished
     hidden.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def run_part(
                     part, group, about, load, Setting(device, precision, max_stack), hidden / str(k), tell
                 )
                 write_sheet(sheet, kept)
-            sheet = read_sheet(kept)
+            sheet = check_same(read_sheet(kept), Part(part.name, part.benchmark, group), quick, hidden)
             entries |= sheet.entries
             seconds += float(sheet.about["seconds"])
             about["data"] = sheet.about["data"]
@@ -145,11 +145,11 @@ class _Clock:
             self.path.write_text(f"{self.seconds:.1f}")
 
 
-def check_same(sheet: Sheet, part: Part, quick: bool) -> Sheet:
-    """Refuse to take results of other settings for those of this part."""
+def check_same(sheet: Sheet, part: Part, quick: bool, path: Path) -> Sheet:
+    """Refuse to take results of other settings for those of this part, or of a group of it."""
     if sheet.quick != quick:
         kind = "quick" if sheet.quick else "whole"
         raise InputError(f"there is a {kind} reproduction in this folder already: name another with --out")
     if {label: result.config for label, result in sheet.entries.items()} != part.entries:
-        raise InputError(f"{part.benchmark}/{part.name}.json is of other settings: remove it, or name another folder")
+        raise InputError(f"{path} is of other settings: remove it, or name another folder with --out")
     return sheet
