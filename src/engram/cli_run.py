@@ -22,7 +22,7 @@ from engram.data.samples import Dataset
 from engram.data.sources import is_present, named_folder
 from engram.display import RunDisplay, print_tables
 from engram.errors import InputError, check_choice
-from engram.presets import preset
+from engram.presets import STEADY, preset
 from engram.results import Result
 from engram.runs import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
 
@@ -58,6 +58,9 @@ def run(
             show_default="the paper's",
         ),
     ] = None,
+    steady: Annotated[
+        bool, typer.Option("--steady", help="DHP with the steady trace (docs/reproduction.md) in place of the paper's.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
@@ -96,7 +99,7 @@ def run(
     changes = {name: value for name, value in given.items() if value is not None}
     for setting in settings or []:
         changes |= parse_setting(setting)
-    configs = _configs(benchmark, methods, changes)
+    configs = _configs(benchmark, methods, changes, steady)
     check_options(configs, device, precision, stack)  # before anything is downloaded
     datasets = load_or_fetch(configs[0], data, console)
     folder = out or default_folder(configs[0].benchmark)
@@ -178,7 +181,7 @@ def _finish(results: list[Result], folder: Path, console: Console) -> None:
         raise InputError(f"{lost[0]}{more}; what was learned until then is kept")
 
 
-def _configs(benchmark: str, methods: str | None, changes: dict[str, Any]) -> list[Config]:
+def _configs(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:
     """One config a method, from presets or from a file, with the changes made."""
     for name in ("benchmark", "method"):
         if name in changes:
@@ -192,7 +195,7 @@ def _configs(benchmark: str, methods: str | None, changes: dict[str, Any]) -> li
     else:
         check_choice("benchmark", benchmark, BENCHMARKS)
         bases = [preset(benchmark, name) for name in _method_names(methods)]
-    configs = [base.replace(**changes) for base in bases]
+    configs = [base.replace(**{**(STEADY if steady and base.plastic else {}), **changes}) for base in bases]
     return [config if config.penalty else config.replace(strength=None) for config in configs]
 
 

@@ -48,7 +48,8 @@ def pairs(results: Sequence[Result]) -> list[Pair]:
 def has_paper_data(results: Sequence[Result]) -> bool:
     """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
     config = results[0].config
-    return config.benchmark in PAPER_RESULTS and not {"dataset", "num_tasks"} & changes_from_preset(config).keys()
+    others = {"dataset", "num_tasks", "max_samples", "examine"} & changes_from_preset(config).keys()
+    return config.benchmark in PAPER_RESULTS and not others
 
 
 def paper_value(result: Result) -> tuple[float, float] | None:

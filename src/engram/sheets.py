@@ -51,11 +51,24 @@ class Sheet:
     @property
     def missing(self) -> list[str]:
         """What was to be there and is not, in sentences."""
-        return [
+        sentences = [
             f"{self.benchmark}, {self.part}: {label} has {len(result.accuracy)} of {result.config.trials} trials"
             for label, result in self.entries.items()
             if len(result.accuracy) < result.config.trials
         ]
+        learned = min(map(tasks_learned, self.entries.values()))
+        num_tasks = next(iter(self.entries.values())).config.num_tasks
+        if learned < num_tasks:
+            sentences.append(f"{self.benchmark}, {self.part}: {learned} of {num_tasks} tasks were learned")
+        return sentences
+
+
+def tasks_learned(result: Result) -> int:
+    """How many tasks all trials that did not diverge have learned."""
+    lost = {divergence.trial - result.config.first_trial for divergence in result.diverged}
+    sound = [trial for trial in range(len(result.accuracy)) if trial not in lost]
+    learned = np.isfinite(np.diagonal(result.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
+    return int(learned.min(initial=result.config.num_tasks))
 
 
 @dataclass(frozen=True)

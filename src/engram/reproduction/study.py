@@ -22,6 +22,7 @@ class Change:
 
     settings: dict[str, Any]
     methods: tuple[str, ...] = PAPER_METHODS
+    beside: str = BASE  # the change with which the methods that it is not for are to be compared
 
 
 CHANGES: dict[str, Change] = {
@@ -31,7 +32,7 @@ CHANGES: dict[str, Change] = {
     "LeakyReLU slope 0.3": Change({"leaky_slope": 0.3}),
     "η unbounded": Change({"eta_range": "unbounded"}, PLASTIC),
     "η unbounded, inputs standardised": Change(
-        {"eta_range": "unbounded", "input_mean": 0.1307, "input_std": 0.3081}, PLASTIC
+        {"eta_range": "unbounded", "input_mean": 0.1307, "input_std": 0.3081}, PLASTIC, beside="inputs standardised"
     ),
     "no gradient through the trace": Change({"trace_gradient": False}, PLASTIC),
     "η fixed": Change({"learn_eta": False}, PLASTIC),
@@ -65,11 +66,14 @@ SPLIT_CHANGES = {"masks in evaluation only": Change({"mask_training": False})}
 PERMUTED = {"epochs": 5, "trials": 2}
 
 
+def changes_of(benchmark: str) -> dict[str, Change]:
+    return CHANGES | (SPLIT_CHANGES if benchmark == "split-mnist" else {})
+
+
 def study_entries(benchmark: str) -> dict[str, Config]:
     """By label "CHANGE: METHOD"."""
-    changes = CHANGES | (SPLIT_CHANGES if benchmark == "split-mnist" else {})
     entries = {}
-    for name, change in changes.items():
+    for name, change in changes_of(benchmark).items():
         for method in change.methods:
             config = preset(benchmark, method, trials=STUDY_TRIALS, seed=1)
             if benchmark != "split-mnist":

@@ -1,0 +1,172 @@
+"""docs/reproduction.md and the README's table, written from the results: every number in them is one of those."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+from engram import metrics
+from engram.comparisons import baseline_of
+from engram.config import BENCHMARKS
+from engram.presets import PAPER_RESULTS, STEADY
+from engram.reproduction.claims import FEWEST_PAIRS, Sheets, count, judge, steady_pairs, table_pairs
+from engram.reproduction.document_tables import (
+    TITLES,
+    baseline_table,
+    claims_table,
+    data_table,
+    differences,
+    forgetting_table,
+    read_selection,
+    selection_tables,
+    sensitivity_table,
+    so_far_tables,
+    strength_tables,
+    study_table,
+    table_one,
+    times_table,
+    to_the_left,
+    with_error,
+)
+from engram.reproduction.plan import SHORTER
+from engram.reproduction.study import PLASTIC
+from engram.reproduction.words import (
+    ABOUT_DATA,
+    ABOUT_STEADY,
+    ABOUT_STRENGTHS,
+    ABOUT_STUDY,
+    ABOUT_VERDICTS,
+    HOW_IT_WAS_FOUND,
+    INTRODUCTION,
+    WHAT_WAS_LOST,
+)
+from engram.sheets import read_reproduction
+from engram.tables import Table
+
+
+def write_document(results: Path) -> str:
+    """The whole of docs/reproduction.md."""
+    reproduction = read_reproduction(results)
+    sheets = reproduction.sheets
+    sections = [
+        "# The paper, reproduced",
+        INTRODUCTION,
+        _in_short(sheets, results),
+        "## Table I: ours and the paper's",
+        table_one(sheets).to_markdown(),
+        forgetting_table(sheets).to_markdown(),
+        *(table.to_markdown() for table in so_far_tables(sheets)),
+        baseline_table(sheets).to_markdown(),
+        _why_baselines_differ(sheets),
+        "## What DHP adds: the sixteen comparisons",
+        differences(table_pairs(sheets), "The DHP Softmax as in the paper").to_markdown(),
+        ABOUT_VERDICTS,
+        "![the sixteen differences with their intervals](images/reproduction-differences.png)",
+        "## The paper's claims",
+        to_the_left(claims_table(sheets)),
+        "## The initial value of η",
+        sensitivity_table(sheets).to_markdown(),
+        "## The strengths",
+        ABOUT_STRENGTHS,
+        *(to_the_left(table) for table in strength_tables(sheets)),
+        "## Why: one thing varied at a time",
+        ABOUT_STUDY,
+        study_table(sheets).to_markdown(),
+        "## The steady trace: a form in which DHP helps",
+        ABOUT_STEADY,
+        differences(steady_pairs(sheets), "The steady trace", against_paper=False).to_markdown(),
+        "![the differences with the steady trace](images/reproduction-steady.png)",
+        _steady_in_short(sheets),
+        HOW_IT_WAS_FOUND,
+        *(table.to_markdown() for table in selection_tables(results)),
+        "## What it was made with",
+        ABOUT_DATA,
+        data_table(sheets).to_markdown(),
+        times_table(sheets).to_markdown(),
+        WHAT_WAS_LOST,
+        "\n".join(["Missing from a whole reproduction:", "", *(f"- {sentence}" for sentence in reproduction.missing)]),
+    ]
+    return "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
+
+
+def readme_table(results: Path) -> str:
+    """The README's: each benchmark that was learned to its end, with each way of consolidation."""
+    sheets = read_reproduction(results).sheets
+    rows = []
+    for benchmark in BENCHMARKS:
+        table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
+        if table is None or variant is None or benchmark in SHORTER or table.missing:
+            continue
+        for method in PLASTIC:
+            name = baseline_of(method)
+            ours = [table.entries[name], table.entries[method], variant.entries[method]]
+            accuracies = [metrics.estimate(result.average_accuracy[:, -1]) for result in ours]
+            cells = [with_error(accuracy) for accuracy in accuracies]
+            theirs = [f"{PAPER_RESULTS[benchmark][m][0]:.2f}" for m in (name, method)]
+            rows.append((f"{TITLES[benchmark]}: {name}", *cells, *theirs))
+    columns = ("", "without DHP", "with DHP", "with the steady trace", "paper without", "paper with")
+    return Table("", columns, rows).to_markdown().partition("\n\n")[2]
+
+
+def _in_short(sheets: Sheets, results: Path) -> str:
+    verdicts = [judge(pair.accuracy, 1) for pair in table_pairs(sheets)]
+    steady = [pair for pair in steady_pairs(sheets) if pair.accuracy.num_trials >= FEWEST_PAIRS]
+    helped = [pair for pair in steady if pair.method != "dhp"]
+    alone = [pair for pair in steady if pair.method == "dhp"]
+    above, below = (
+        [sum(judge(pair.accuracy, 1) == word for pair in group) for group in (helped, alone)]
+        for word in ("reproduced", "contradicted")
+    )
+    models = sum(len(result.accuracy) for sheet in sheets.values() for result in sheet.entries.values())
+    tried = sum(
+        len(values)
+        for found in read_selection(results).values()
+        for candidate in found["candidates"].values()
+        for values in candidate["accuracy"].values()
+    )
+    return _paragraph(
+        f"**In short.** The tables of this page are of {models:,} networks, and {tried} more were trained to make a "
+        "choice. Most of the paper's baselines can be reproduced; its gains cannot. Of its sixteen comparisons, asked "
+        f"whether DHP raises the accuracy: {count(verdicts)}. With the *steady trace*, a form of the layer that "
+        "differs in how the trace is written, read and protected, DHP helps consolidation: in "
+        f"{above[0]} of {len(helped)} comparisons the interval lies above zero, in {below[0]} below. Alone it does "
+        f"not: {above[1]} above and {below[1]} below, of {len(alone)}."
+    )
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def _why_baselines_differ(sheets: Sheets) -> str:
+    """The measured reasons."""
+    sheet = sheets.get(("permuted-mnist", "strengths"))
+    study = sheets.get(("split-mnist", "study"))
+    if sheet is None or study is None:
+        return ""
+
+    def accuracy(label: str) -> str:
+        return f"{100 * float(sheet.entries[label].average_accuracy[0, -1]):.1f}"
+
+    plain = metrics.estimate(study.entries["plain baseline: finetune"].average_accuracy[:, -1])
+    return _paragraph(
+        "Where they differ by more, mostly the strengths do it. *SI on Permuted MNIST* has "
+        f"{accuracy('si 0.1')} in the grid below at the paper's strength of 0.1, and {accuracy('si 0.05')} at half of "
+        f"it: the paper's {PAPER_RESULTS['permuted-mnist']['si'][0]} is what a strength just above 0.05 would give. "
+        "*Online EWC and MAS on the imbalanced benchmark* are held too tightly: their last tasks can no longer be "
+        f"learned, and in the grid Online EWC falls from {accuracy('online-ewc 100')} at 100 to "
+        f"{accuracy('online-ewc 400')} at the 400 that the paper gives for that benchmark. *Finetuning on Split MNIST* "
+        f"forgets less here than in the paper; with the plain head it is at {100 * plain.mean:.1f}, so the extra set "
+        "of weights is a part of that, and the rest is not explained."
+    )
+
+
+def _steady_in_short(sheets: Sheets) -> str:
+    settings = ", ".join(f"`{name}={json.dumps(value)}`" for name, value in STEADY.items())
+    lines = [f"Its settings: {settings}."]
+    for benchmark, shorter in SHORTER.items():
+        if (benchmark, "variant") in sheets:
+            words = " and ".join(f"{name} {value:,}" for name, value in shorter.items())
+            lines.append(f"On the {TITLES[benchmark].lower()} it was run with {words}, and its baselines with it.")
+    return " ".join(lines)

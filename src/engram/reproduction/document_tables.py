@@ -1,0 +1,249 @@
+"""The tables of docs/reproduction.md, each a function of the sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engram import metrics
+from engram.comparisons import Pair, baseline_of, paper_value
+from engram.config import BENCHMARKS, PAPER_METHODS
+from engram.metrics import Estimate
+from engram.presets import PAPER_RESULTS, preset
+from engram.reproduction.claims import FEWEST_PAIRS, Sheets, chance, claims, judge, points, where
+from engram.reproduction.plan import CHOOSING
+from engram.reproduction.study import PLASTIC, changes_of
+from engram.results import Result, read_json
+from engram.sheets import tasks_learned
+from engram.tables import Table, number
+
+NEAR = 3  # points within which a baseline counts as the paper's
+TITLES = {
+    "permuted-mnist": "Permuted MNIST",
+    "imbalanced-permuted-mnist": "Imbalanced Permuted MNIST",
+    "split-mnist": "Split MNIST",
+    "vision-mixture": "Vision mixture",
+}
+
+
+def read_selection(results: Path) -> dict[str, Any]:
+    path = results / "selection.json"
+    return dict(read_json(path)["benchmarks"]) if path.exists() else {}
+
+
+def baseline_table(sheets: Sheets) -> Table:
+    """How far the methods without DHP are from the paper's."""
+    rows = []
+    for benchmark in BENCHMARKS:
+        sheet = sheets.get((benchmark, "table"))
+        for method, result in {} if sheet is None or sheet.missing else sheet.entries.items():
+            if not result.config.plastic:
+                accuracy = metrics.estimate(result.average_accuracy[:, -1])
+                distance = 100 * accuracy.mean - PAPER_RESULTS[benchmark][method][0]
+                near = "yes" if abs(distance) <= NEAR else "no"
+                last = metrics.estimate(result.latest_task[:, -1])
+                rows.append((f"{TITLES[benchmark]}: {method}", f"{distance:+.2f}", near, number(100 * last.mean, 1)))
+    columns = ("", "ours less the paper's", f"within {NEAR} points", "last task when just learned, %")
+    return Table("The baselines, in points of accuracy", columns, rows)
+
+
+def table_one(sheets: Sheets) -> Table:
+    """Methods down, benchmarks across: ours ± SEM / the paper's."""
+
+    def cell(result: Result) -> str:
+        accuracy = metrics.estimate(result.average_accuracy[:, -1])
+        theirs = paper_value(result)
+        paper = "–" if theirs is None else f"{theirs[0]:.2f}"
+        return f"{with_error(accuracy)} / {paper}"
+
+    return _across(sheets, "Average accuracy in % after all tasks, ours ± SEM / the paper's", cell)
+
+
+def forgetting_table(sheets: Sheets) -> Table:
+    def cell(result: Result) -> str:
+        theirs = paper_value(result)
+        paper = "–" if theirs is None else f"{theirs[1]:.2f}"
+        return f"{number(metrics.estimate(result.bwt).mean, 3)} / {paper}"
+
+    return _across(sheets, "Backward transfer, ours / the paper's; below zero is forgetting", cell)
+
+
+def _across(sheets: Sheets, title: str, cell: Callable[[Result], str]) -> Table:
+    columns = [benchmark for benchmark in BENCHMARKS if (benchmark, "table") in sheets]
+    rows = [
+        (method, *(cell(sheets[benchmark, "table"].entries[method]) for benchmark in columns))
+        for method in PAPER_METHODS
+    ]
+    trials = ("trials", *(str(_trials(sheets, benchmark)) for benchmark in columns))
+    return Table(title, ("method", *(TITLES[benchmark] for benchmark in columns)), [*rows, trials])
+
+
+def _trials(sheets: Sheets, benchmark: str) -> int:
+    return max(len(result.accuracy) for result in sheets[benchmark, "table"].entries.values())
+
+
+def so_far_tables(sheets: Sheets) -> list[Table]:
+    """Of a benchmark that was not learned to its end: what there is."""
+    made = []
+    for benchmark in BENCHMARKS:
+        sheet = sheets.get((benchmark, "table"))
+        if sheet is None:
+            continue
+        learned = min(map(tasks_learned, sheet.entries.values()))
+        if learned == next(iter(sheet.entries.values())).config.num_tasks:
+            continue
+        rows = []
+        for method, result in sheet.entries.items():
+            accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
+            lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
+            rows.append(
+                (
+                    method,
+                    with_error(accuracy),
+                    str(accuracy.num_trials),
+                    lost or "none",
+                )
+            )
+        title = f"{TITLES[benchmark]} after {learned} of its tasks, where the run ended"
+        columns = ("method", "accuracy %", "trials", "diverged in")
+        made.append(Table(title, columns, rows))
+    return made
+
+
+def to_the_left(table: Table) -> str:
+    """Of words, which read badly from the right."""
+    return table.to_markdown().replace("---:", "---")
+
+
+def with_error(accuracy: Estimate) -> str:
+    return "–" if accuracy.num_trials == 0 else f"{number(100 * accuracy.mean, 2)} ± {number(100 * accuracy.sem, 2)}"
+
+
+def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -> Table:
+    rows = [
+        (
+            f"{TITLES[pair.benchmark]}: {pair.method}",
+            "–" if pair.paper is None else f"{pair.paper:+.2f}",
+            points(pair.accuracy),
+            f"{chance(pair.accuracy):.1g}" if pair.accuracy.num_trials >= FEWEST_PAIRS else "–",
+            str(pair.accuracy.num_trials),
+            judge(pair.accuracy, 1 if pair.paper is None else pair.paper) if against_paper else where(pair.accuracy),
+        )
+        for pair in found
+    ]
+    title = f"{title}, less the same method without it: points of accuracy, paired by trial"
+    last = "the paper's difference is" if against_paper else "the interval is"
+    return Table(title, ("", "paper", "ours, 95% interval", "p", "pairs", last), rows)
+
+
+def claims_table(sheets: Sheets) -> Table:
+    rows = [(made.claim, f"**{made.verdict}**", made.evidence) for made in claims(sheets)]
+    return Table("What the paper says, and what our numbers say", ("claim", "verdict", "evidence"), rows)
+
+
+def sensitivity_table(sheets: Sheets) -> Table:
+    columns = [benchmark for benchmark in BENCHMARKS if (benchmark, "sensitivity") in sheets]
+    labels = list(sheets[columns[0], "sensitivity"].entries)
+    rows = []
+    for label in labels:
+        cells = []
+        for benchmark in columns:
+            accuracy = metrics.estimate(sheets[benchmark, "sensitivity"].entries[label].average_accuracy[:, -1])
+            cells.append(with_error(accuracy))
+        rows.append((label, *cells))
+    title = "DHP alone, accuracy in % after all tasks ± SEM, five trials"
+    return Table(title, ("initial value", *(TITLES[benchmark] for benchmark in columns)), rows)
+
+
+def strength_tables(sheets: Sheets) -> list[Table]:
+    """For each grid the best strength of each method, beside the paper's."""
+    tables = []
+    for benchmark in BENCHMARKS:
+        sheet = sheets.get((benchmark, "strengths"))
+        if sheet is None:
+            continue
+        by_method: dict[str, dict[float, float]] = {}
+        for result in sheet.entries.values():
+            assert result.config.strength is not None
+            accuracy = 100 * float(result.average_accuracy[0, -1])
+            by_method.setdefault(result.config.method, {})[result.config.strength] = accuracy
+        rows = []
+        for method, grid in by_method.items():
+            best = max(grid, key=lambda strength: grid[strength])
+            papers = preset(benchmark, method).strength
+            assert papers is not None
+            curve = ", ".join(f"{strength:g}: {accuracy:.1f}" for strength, accuracy in sorted(grid.items()))
+            rows.append((method, f"{best:g}", f"{grid[best]:.2f}", f"{papers:g}", f"{grid[papers]:.2f}", curve))
+        columns = ("method", "best λ", "accuracy %", "paper's λ", "accuracy %", "all")
+        tables.append(Table(f"{TITLES[benchmark]}, one seed, validation samples", columns, rows))
+    return tables
+
+
+def study_table(sheets: Sheets) -> Table:
+    """Changes down; for each method without DHP its accuracy, and what DHP adds to it with the same change."""
+    sheet = sheets["split-mnist", "study"]
+    rows = []
+    for change, made in changes_of("split-mnist").items():
+        cells = []
+        for method in PLASTIC:
+            plastic = sheet.entries.get(f"{change}: {method}") or sheet.entries[f"{made.beside}: {method}"]
+            name = baseline_of(method)
+            baseline = sheet.entries.get(f"{change}: {name}") or sheet.entries[f"{made.beside}: {name}"]
+            if f"{change}: {method}" not in sheet.entries and f"{change}: {name}" not in sheet.entries:
+                cells += ["", ""]
+                continue
+            gain = metrics.paired_difference(plastic.average_accuracy[:, -1], baseline.average_accuracy[:, -1])
+            ours = metrics.estimate(baseline.average_accuracy[:, -1])
+            cells += [number(100 * ours.mean, 2), points(gain)]
+        rows.append((change, *cells))
+    columns = [word for method in PLASTIC for word in (baseline_of(method), "DHP adds")]
+    title = f"Split MNIST, {num_models(sheets, 'split-mnist', 'study')} networks, five trials, a seed of its own"
+    return Table(title, ("change", *columns), rows)
+
+
+def num_models(sheets: Sheets, benchmark: str, part: str) -> int:
+    return sum(len(result.accuracy) for result in sheets[benchmark, part].entries.values())
+
+
+def selection_tables(results: Path) -> list[Table]:
+    """What was tried before the choice."""
+    tables = []
+    for benchmark, found in read_selection(results).items():
+        candidates = found["candidates"]
+        baselines = candidates["baselines"]["accuracy"]
+        rows = []
+        for name, candidate in candidates.items():
+            cells = []
+            for method, values in candidate["accuracy"].items():
+                gain = metrics.estimate([a - b for a, b in zip(values, baselines[baseline_of(method)], strict=True)])
+                mean = metrics.estimate(values).mean
+                cells.append(number(mean, 2) if name == "baselines" else f"{gain.mean:+.2f} ± {gain.sem:.2f}")
+            rows.append((name, *cells))
+        own = {name: value for name, value in found["settings"].items() if name not in CHOOSING}
+        words = ", ".join(f"{name} {value}" for name, value in own.items())
+        columns = ("candidate", "finetune", "si", "online-ewc", "mas")
+        tables.append(Table(f"{TITLES[benchmark]}, validation samples, {words}: points added ± SEM", columns, rows))
+    return tables
+
+
+def data_table(sheets: Sheets) -> Table:
+    seen: dict[str, tuple[str, ...]] = {}
+    for sheet in sheets.values():
+        for record in sheet.about["data"]:
+            how = "the published files" if record["origin"] == "published" else "of the published form, other files"
+            seen[record["name"]] = (record["name"], how, f"{record['train']:,} + {record['test']:,}")
+    return Table("Data", ("dataset", "files", "training + test samples"), list(seen.values()))
+
+
+def times_table(sheets: Sheets) -> Table:
+    rows = []
+    for (benchmark, part), sheet in sheets.items():
+        about = sheet.about
+        where = str(about.get("gpu") or f"{about['device']}, {about.get('threads')} threads")
+        rows.append(
+            (f"{TITLES[benchmark]}: {part}", str(num_models(sheets, benchmark, part)), f"{about['seconds']:.0f}", where)
+        )
+    commands = dict.fromkeys(str(sheet.about["command"]) for sheet in sheets.values())
+    notes = ("\n".join(["```", *commands, "```"]),)
+    return Table("Seconds of computing, of each part", ("part", "networks", "seconds", "on"), rows, notes)

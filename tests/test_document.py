@@ -1,0 +1,166 @@
+"""docs/reproduction.md and the README's table say what the results say, and the verdicts follow from them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engram import metrics
+from engram.comparisons import pairs
+from engram.metrics import Estimate
+from engram.presets import PAPER_RESULTS, STEADY, preset
+from engram.reproduction import claims
+from engram.reproduction.document import readme_table, write_document
+from engram.reproduction.document_tables import study_table
+from engram.results import Divergence, Result
+from engram.sheets import Sheet, read_reproduction, read_sheet, write_sheet
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+
+
+def writer():  # type: ignore[no-untyped-def]
+    spec = importlib.util.spec_from_file_location("write_results", ROOT / "tools" / "write_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_document_is_written_from_the_results() -> None:
+    for path, text in writer().documents().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tools/write_results.py"
+
+
+def test_a_changed_result_changes_both_documents(tmp_path: Path) -> None:
+    before = write_document(RESULTS), readme_table(RESULTS)
+    for path in RESULTS.rglob("*.json"):
+        copy = tmp_path / path.relative_to(RESULTS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    sheet = read_sheet(tmp_path / "split-mnist" / "table.json")
+    sheet.entries["si"].accuracy[:, -1, :] -= 0.1
+    write_sheet(sheet, tmp_path / "split-mnist" / "table.json")
+    assert write_document(tmp_path) != before[0]
+    assert readme_table(tmp_path) != before[1]
+
+
+def test_the_table_holds_what_the_sheets_hold() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    result = read_reproduction(RESULTS).sheets["permuted-mnist", "table"].entries["dhp+mas"]
+    final = 100 * result.accuracy[:, -1].mean(axis=-1)
+    assert len(final) == 10
+    sem = final.std(ddof=1) / np.sqrt(10)
+    assert f"| dhp+mas | {final.mean():.2f} ± {sem:.2f} / {PAPER_RESULTS['permuted-mnist']['dhp+mas'][0]:.2f} |" in text
+
+
+def test_published_results_are_of_the_settings_that_would_be_run_today() -> None:
+    sheets = read_reproduction(RESULTS).sheets
+    for (benchmark, part), sheet in sheets.items():
+        for method, result in sheet.entries.items():
+            trials = result.config.trials
+            if part == "table":
+                assert result.config == preset(benchmark, method, trials=trials)
+            if part == "variant" and benchmark != "vision-mixture":
+                assert result.config == preset(benchmark, method, **STEADY)
+
+
+def test_no_sentence_between_the_tables_holds_a_number_of_ours() -> None:
+    from engram.reproduction import words
+
+    texts = [value for name, value in vars(words).items() if name.isupper()]
+    assert len(texts) == 8
+    allowed = {"95", "0.05", "0.003"}  # of the statistics
+    for text in texts:
+        assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", text)) <= allowed
+
+
+def estimate(low: float, high: float, num_trials: int = 10) -> Estimate:
+    return Estimate((low + high) / 2, (high - low) / 4.5, low, high, num_trials)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "claimed", "verdict"),
+    [
+        (0.1, 0.3, +1, "reproduced"),
+        (-0.3, -0.1, +1, "contradicted"),
+        (-0.1, 0.3, +1, "not reproduced"),
+        (-0.3, -0.1, -1, "reproduced"),
+        (0.1, 0.3, -1, "contradicted"),
+    ],
+)
+def test_a_verdict_is_by_sign_and_interval(low: float, high: float, claimed: float, verdict: str) -> None:
+    assert claims.judge(estimate(low, high), claimed) == verdict
+    assert claims.judge(estimate(low, high, num_trials=2), claimed) == "not tested"
+
+
+def test_chance_is_students() -> None:
+    from scipy.stats import ttest_rel
+
+    a, b = np.array([1.0, 2, 4, 3, 5]), np.array([0.5, 2.5, 3, 1, 4])
+    assert claims.chance(metrics.paired_difference(a, b)) == pytest.approx(ttest_rel(a, b).pvalue)
+
+
+def test_points_are_signed_and_say_nothing_of_what_is_not_known() -> None:
+    assert claims.points(estimate(0.001, 0.003)) == "+0.20 [+0.10, +0.30]"
+    assert claims.points(metrics.estimate([])) == "–"
+
+
+def result(method: str, final: list[float], diverged: bool = False, **changes: object) -> Result:
+    config = preset("split-mnist", method, num_tasks=2, trials=len(final), **changes)
+    accuracy = np.zeros((len(final), 2, 2)) + np.array(final)[:, None, None]
+    lost = [Divergence(k, 1, 5) for k in range(len(final))] if diverged else []
+    if diverged:
+        accuracy[:, 1] = np.nan
+    return Result(config, accuracy, np.zeros((len(final), 2)), [], lost, [])
+
+
+def sheet(part: str, *results: Result) -> Sheet:
+    return Sheet(part, "split-mnist", {r.config.method: r for r in results}, {"data": []})
+
+
+def test_the_steady_trace_is_compared_with_the_tables_baselines_or_with_its_own() -> None:
+    table = sheet("table", result("si", [0.5, 0.6, 0.7]), result("dhp+si", [0.1, 0.1, 0.1]))
+    variant = sheet("variant", result("dhp+si", [0.6, 0.7, 0.8]))
+    (pair,) = claims.steady_pairs({("split-mnist", "table"): table, ("split-mnist", "variant"): variant})
+    assert pair.accuracy.mean == pytest.approx(0.1)
+    own = sheet("variant", result("si", [0.3, 0.4, 0.5]), result("dhp+si", [0.6, 0.7, 0.8]))
+    (pair,) = claims.steady_pairs({("split-mnist", "table"): table, ("split-mnist", "variant"): own})
+    assert pair.accuracy.mean == pytest.approx(0.3)
+
+
+def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
+    table = sheet("table", result("finetune", [0.5, 0.6, 0.7]), result("dhp", [0.5, 0.6, 0.7], diverged=True))
+    made = {verdict.claim: verdict for verdict in claims.claims({("split-mnist", "table"): table})}
+    (split,) = [verdict for claim, verdict in made.items() if "Split" in claim]
+    assert split.verdict == "not tested"
+    assert split.evidence.startswith("3 of 3 trials")
+
+
+def test_claims_about_all_follow_from_their_comparisons() -> None:
+    worse = [result("dhp", [0.4, 0.41, 0.42]), result("finetune", [0.5, 0.512, 0.521])]
+    table = {("split-mnist", "table"): sheet("table", *worse)}
+    assert claims.claims(table)[0].verdict == "contradicted"
+    better = [result("dhp", [0.6, 0.61, 0.62]), result("finetune", [0.5, 0.512, 0.521])]
+    assert claims.claims({("split-mnist", "table"): sheet("table", *better)})[0].verdict == "reproduced"
+
+
+def test_differences_without_a_pair_are_left_out() -> None:
+    assert pairs([result("dhp", [0.5])]) == []
+
+
+def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
+    sheets = read_reproduction(RESULTS).sheets
+    entries = sheets["split-mnist", "study"].entries
+    rows = {row[0]: row for row in study_table(sheets).rows}
+    standardised = entries["inputs standardised: finetune"].average_accuracy[:, -1]
+    unbounded = entries["η unbounded, inputs standardised: dhp"].average_accuracy[:, -1]
+    gain = 100 * (unbounded - standardised).mean()
+    row = rows["η unbounded, inputs standardised"]
+    assert row[1] == f"{100 * standardised.mean():.2f}"
+    assert row[2].startswith(f"{gain:+.2f} [")
