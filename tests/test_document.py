@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engram import metrics
+from engram import claims, metrics
 from engram.comparisons import pairs
 from engram.metrics import Estimate
 from engram.presets import PAPER_RESULTS, STEADY, preset
-from engram.reproduction import claims
 from engram.reproduction.document import readme_table, write_document
 from engram.reproduction.document_tables import study_table
 from engram.results import Divergence, Result
@@ -164,3 +163,10 @@ def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
     row = rows["η unbounded, inputs standardised"]
     assert row[1] == f"{100 * standardised.mean():.2f}"
     assert row[2].startswith(f"{gain:+.2f} [")
+
+
+def test_claims_about_what_was_not_run_are_not_made() -> None:
+    alone = sheet("table", result("finetune", [0.5, 0.6, 0.7]))
+    assert len(claims.claims({("split-mnist", "table"): alone})) == 2  # about all comparisons, of which there are none
+    assert {made.verdict for made in claims.claims({("split-mnist", "table"): alone})} == {"not tested"}
+    assert claims.claims({})[0].verdict == "not tested"

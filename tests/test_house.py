@@ -15,7 +15,7 @@ FLOORS = [
     {"evaluate", "learner", "results"},
     {"build", "stack", "comparisons", "sheets"},
     {"train", "shares", "tables"},
-    {"checkpoint", "figures"},
+    {"checkpoint", "figures", "claims"},
     {"experiment"},
     {"news"},
     {"runs", "display", "cli_data", "bench", "report"},

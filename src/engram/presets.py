@@ -9,6 +9,14 @@ from engram.errors import check_choice
 
 MIXTURE = ("mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10")  # the five datasets, in the paper's order
 
+TITLES = {
+    "permuted-mnist": "Permuted MNIST",
+    "imbalanced-permuted-mnist": "Imbalanced Permuted MNIST",
+    "split-mnist": "Split MNIST",
+    "vision-mixture": "Vision datasets mixture",
+    "own": "A stream of one's own",
+}
+
 # Appendix A. What a benchmark does not say here is as in `Config`.
 SETTINGS: dict[str, dict[str, Any]] = {
     "permuted-mnist": {"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},

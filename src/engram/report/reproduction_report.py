@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engram import metrics
+from engram.claims import claims
 from engram.comparisons import paper_value
 from engram.config import METHODS
 from engram.figures.reproduction import draw_benchmark, draw_overview, variant_results
 from engram.figures.style import percent
+from engram.presets import TITLES
 from engram.report.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
 from engram.report.missing import missing_from
 from engram.report.page import render
-from engram.report.run_report import TITLES, tables_of
+from engram.report.run_report import tables_of
 from engram.report.settings import data_table, in_words, settings_table, versions_table
 from engram.results import Result
 from engram.sheets import Reproduction, Sheet
@@ -28,9 +30,11 @@ def reproduction_page(reproduction: Reproduction) -> str:
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in sheets))
     columns = {name: list(sheets[name, "table"].entries.values()) for name in benchmarks if (name, "table") in sheets}
     overview = [*_overview(columns), figures(draw_overview(sheets), "overview")]
+    if columns and not reproduction.quick:
+        overview.append(table(claims_table(sheets), "words"))
     sections = [Section("overview", "Overview", overview)]
     for benchmark in benchmarks:
-        sections.append(Section(benchmark, TITLES.get(benchmark, benchmark), _benchmark_blocks(sheets, benchmark)))
+        sections.append(Section(benchmark, TITLES[benchmark], _benchmark_blocks(sheets, benchmark)))
     sections.append(Section("settings", "Settings, versions and times", _made_with(list(sheets.values()))))
     return render(
         "Engram, report of a reproduction",
@@ -44,6 +48,12 @@ def reproduction_page(reproduction: Reproduction) -> str:
         ],
         sections,
     )
+
+
+def claims_table(sheets: Mapping[tuple[str, str], Sheet]) -> Table:
+    """What the paper says, and what these numbers say to it."""
+    rows = [(made.claim, made.verdict, made.evidence) for made in claims(sheets)]
+    return Table("The paper's claims", ("claim", "verdict", "evidence"), rows)
 
 
 def accuracy_table(columns: Mapping[str, Sequence[Result]]) -> Table:
@@ -74,7 +84,7 @@ def _across(title: str, columns: Mapping[str, Sequence[Result]], cell: Any) -> T
         (method, *(cell(entries[method]) if method in entries else "not run" for entries in by_benchmark.values()))
         for method in methods
     ]
-    return Table(title, ("method", *(TITLES.get(name, name) for name in columns)), rows)
+    return Table(title, ("method", *(TITLES[name] for name in columns)), rows)
 
 
 def _overview(columns: Mapping[str, Sequence[Result]]) -> list[Html]:
@@ -132,7 +142,7 @@ def _made_with(sheets: Sequence[Sheet]) -> list[Html]:
     for sheet in sheets:
         if sheet.part == "table":
             results = list(sheet.entries.values())
-            name = TITLES.get(sheet.benchmark, sheet.benchmark)
+            name = TITLES[sheet.benchmark]
             made = (data_table(results, f"Data of {name}"), versions_table(sheet.about, f"Versions of {name}"))
             beside = [table(content, "words") for content in made if content is not None]
             blocks.append(side_by_side([table(settings_table(results, f"Settings of {name}"), "words")], beside))

@@ -10,20 +10,13 @@ from typing import Any
 
 from engram import metrics
 from engram.figures import draw
+from engram.presets import TITLES
 from engram.report.blocks import Html, Section, code, facts, figures, heading, notice, side_by_side, table
 from engram.report.missing import missing_from
 from engram.report.page import render
 from engram.report.settings import data_table, settings_table, time_taken, versions_table
 from engram.results import Result
 from engram.tables import gains, summary
-
-TITLES = {
-    "permuted-mnist": "Permuted MNIST",
-    "imbalanced-permuted-mnist": "Imbalanced Permuted MNIST",
-    "split-mnist": "Split MNIST",
-    "vision-mixture": "Vision datasets mixture",
-    "own": "A stream of one's own",
-}
 
 
 def run_page(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> str:
@@ -39,7 +32,7 @@ def run_page(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) 
     ]
     return render(
         "Engram, report of a run",
-        TITLES.get(config.benchmark, config.benchmark),
+        TITLES[config.benchmark],
         f"How well each method still knows {_tasks(config.num_tasks)} of {config.dataset} after learning them in turn.",
         [facts(_facts(about, results)), notice("What is missing", missing)],
         sections,

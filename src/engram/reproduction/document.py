@@ -7,12 +7,11 @@ import textwrap
 from pathlib import Path
 
 from engram import metrics
+from engram.claims import FEWEST_PAIRS, Sheets, count, judge, steady_pairs, table_pairs
 from engram.comparisons import baseline_of
 from engram.config import BENCHMARKS
-from engram.presets import PAPER_RESULTS, STEADY
-from engram.reproduction.claims import FEWEST_PAIRS, Sheets, count, judge, steady_pairs, table_pairs
+from engram.presets import PAPER_RESULTS, STEADY, TITLES
 from engram.reproduction.document_tables import (
-    TITLES,
     baseline_table,
     claims_table,
     data_table,

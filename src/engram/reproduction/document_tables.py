@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from engram import metrics
+from engram.claims import FEWEST_PAIRS, Sheets, chance, claims, judge, points, where
 from engram.comparisons import Pair, baseline_of, paper_value
 from engram.config import BENCHMARKS, PAPER_METHODS
 from engram.metrics import Estimate
-from engram.presets import PAPER_RESULTS, preset
-from engram.reproduction.claims import FEWEST_PAIRS, Sheets, chance, claims, judge, points, where
+from engram.presets import PAPER_RESULTS, TITLES, preset
 from engram.reproduction.plan import CHOOSING
 from engram.reproduction.study import PLASTIC, changes_of
 from engram.results import Result, read_json
@@ -19,12 +19,6 @@ from engram.sheets import tasks_learned
 from engram.tables import Table, number
 
 NEAR = 3  # points within which a baseline counts as the paper's
-TITLES = {
-    "permuted-mnist": "Permuted MNIST",
-    "imbalanced-permuted-mnist": "Imbalanced Permuted MNIST",
-    "split-mnist": "Split MNIST",
-    "vision-mixture": "Vision mixture",
-}
 
 
 def read_selection(results: Path) -> dict[str, Any]:

@@ -35,10 +35,16 @@ SHORTER: dict[str, dict[str, Any]] = {"vision-mixture": {"max_samples": 2000, "e
 
 # Enough to see every page of the report in minutes, on any computer. The numbers mean nothing.
 QUICK: dict[str, dict[str, Any]] = {
-    "permuted-mnist": {"dataset": "mnist-small", "max_samples": 2000, "epochs": 1, "batch_size": 32},
-    "imbalanced-permuted-mnist": {"dataset": "mnist-small", "max_samples": 4000, "epochs": 1, "batch_size": 32},
-    "split-mnist": {"dataset": "mnist-small", "max_samples": 5000, "epochs": 1, "batch_size": 10},
-    "vision-mixture": {"max_samples": 320, "epochs": 1},
+    "permuted-mnist": {"dataset": "mnist-small", "num_tasks": 4, "max_samples": 1500, "epochs": 1, "batch_size": 32},
+    "imbalanced-permuted-mnist": {
+        "dataset": "mnist-small",
+        "num_tasks": 4,
+        "max_samples": 3000,
+        "epochs": 1,
+        "batch_size": 32,
+    },
+    "split-mnist": {"dataset": "mnist-small", "max_samples": 2500, "epochs": 1, "batch_size": 10},
+    "vision-mixture": {"max_samples": 200, "epochs": 1},
 }
 QUICK_TRIALS = 2
 

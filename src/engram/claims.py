@@ -19,6 +19,7 @@ from engram.tables import number
 
 Sheets = Mapping[tuple[str, str], Sheet]
 FEWEST_PAIRS = 3  # from which a verdict is given
+THIRD = 3  # the task after which η is said to decay
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ def _improves_on(sheets: Sheets, benchmark: str) -> Verdict | None:
     paper = PAPER_RESULTS[benchmark]
     gain = paper[method][0] - paper[baseline_of(method)][0]
     claim = words.format(gain=gain)
-    (pair,) = [pair for pair in pairs(list(sheet.entries.values())) if pair.method == method]
+    pair = next((pair for pair in pairs(list(sheet.entries.values())) if pair.method == method), None)
+    if pair is None:
+        return None
     if pair.accuracy.num_trials < FEWEST_PAIRS:
         lost = len(sheet.entries[method].diverged)
         tried = len(sheet.entries[method].accuracy)
@@ -188,10 +191,12 @@ def _dynamics(sheets: Sheets) -> list[Verdict]:
     if result is None or not result.dynamics:
         return []
     eta, hebb, alpha = (_by_task(result, name) for name in ("eta", "hebb_norm", "alpha_norm"))
+    if len(eta) < result.config.num_tasks or len(eta) <= THIRD:
+        return []
     peak, ends = max(eta[0]), [values[-1] for values in eta]
     rises = peak > 10 * preset("permuted-mnist", "dhp").eta
-    decays = max(ends[3:]) < peak / 2
-    humps = sum(0 < int(np.argmax(values)) < len(values) - 1 for values in eta[3:])
+    decays = max(ends[THIRD:]) < peak / 2
+    humps = sum(0 < int(np.argmax(values)) < len(values) - 1 for values in eta[THIRD:])
     grows = [values[-1] > values[0] for values in alpha]
     return [
         Verdict(
