@@ -64,18 +64,13 @@ def table_pairs(sheets: Sheets) -> list[Pair]:
 
 
 def steady_pairs(sheets: Sheets) -> list[Pair]:
-    """The same with the steady trace: against the table's baselines, or against those of its own sheet."""
-    found = []
-    for benchmark in BENCHMARKS:
-        sheet = sheets.get((benchmark, "variant"))
-        if sheet is None:
-            continue
-        own = sheet.entries
-        if not any(not result.config.plastic for result in own.values()):
-            table = sheets.get((benchmark, "table"))
-            own = {**({} if table is None else table.entries), **own}
-        found += pairs(list(own.values()))
-    return found
+    """The same with the steady trace, against the table's baselines."""
+    return [
+        pair
+        for benchmark in BENCHMARKS
+        if (benchmark, "variant") in sheets and (benchmark, "table") in sheets
+        for pair in pairs(list({**sheets[benchmark, "table"].entries, **sheets[benchmark, "variant"].entries}.values()))
+    ]
 
 
 def claims(sheets: Sheets) -> list[Verdict]:

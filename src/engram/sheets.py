@@ -30,6 +30,7 @@ PARTS = {
     "study": "one thing varied at a time",
 }
 WITH_DYNAMICS = ("table", "variant")  # the others would be large
+PAPER_TRIALS = 10
 MEASURES = ("loss", "eta", "hebb_norm", "alpha_norm")
 DIGITS = 5  # of an accuracy: a hundred times finer than a test sample
 FIGURES = 5  # significant, of what is recorded on the way
@@ -56,6 +57,9 @@ class Sheet:
             for label, result in self.entries.items()
             if len(result.accuracy) < result.config.trials
         ]
+        planned = min(result.config.trials for result in self.entries.values())
+        if self.part in WITH_DYNAMICS and planned < PAPER_TRIALS and not self.quick:
+            sentences.append(f"{self.benchmark}, {self.part}: {planned} of the paper's {PAPER_TRIALS} trials were run")
         learned = min(map(tasks_learned, self.entries.values()))
         num_tasks = next(iter(self.entries.values())).config.num_tasks
         if learned < num_tasks:

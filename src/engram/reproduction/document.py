@@ -28,7 +28,6 @@ from engram.reproduction.document_tables import (
     to_the_left,
     with_error,
 )
-from engram.reproduction.plan import SHORTER
 from engram.reproduction.study import PLASTIC
 from engram.reproduction.words import (
     ABOUT_DATA,
@@ -76,7 +75,7 @@ def write_document(results: Path) -> str:
         ABOUT_STEADY,
         differences(steady_pairs(sheets), "The steady trace", against_paper=False).to_markdown(),
         "![the differences with the steady trace](images/reproduction-steady.png)",
-        _steady_in_short(sheets),
+        _steady_settings(),
         HOW_IT_WAS_FOUND,
         *(table.to_markdown() for table in selection_tables(results)),
         "## What it was made with",
@@ -95,7 +94,7 @@ def readme_table(results: Path) -> str:
     rows = []
     for benchmark in BENCHMARKS:
         table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
-        if table is None or variant is None or benchmark in SHORTER or table.missing:
+        if table is None or variant is None or table.missing:
             continue
         for method in PLASTIC:
             name = baseline_of(method)
@@ -161,11 +160,5 @@ def _why_baselines_differ(sheets: Sheets) -> str:
     )
 
 
-def _steady_in_short(sheets: Sheets) -> str:
-    settings = ", ".join(f"`{name}={json.dumps(value)}`" for name, value in STEADY.items())
-    lines = [f"Its settings: {settings}."]
-    for benchmark, shorter in SHORTER.items():
-        if (benchmark, "variant") in sheets:
-            words = " and ".join(f"{name} {value:,}" for name, value in shorter.items())
-            lines.append(f"On the {TITLES[benchmark].lower()} it was run with {words}, and its baselines with it.")
-    return " ".join(lines)
+def _steady_settings() -> str:
+    return f"Its settings: {', '.join(f'`{name}={json.dumps(value)}`' for name, value in STEADY.items())}."

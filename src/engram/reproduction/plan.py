@@ -31,8 +31,6 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 
-SHORTER: dict[str, dict[str, Any]] = {"vision-mixture": {"max_samples": 2000, "epochs": 3}}  # than in the table
-
 # Enough to see every page of the report in minutes, on any computer. The numbers mean nothing.
 QUICK: dict[str, dict[str, Any]] = {
     "permuted-mnist": {"dataset": "mnist-small", "num_tasks": 4, "max_samples": 1500, "epochs": 1, "batch_size": 32},
@@ -97,16 +95,8 @@ def table_entries(benchmark: str) -> dict[str, Config]:
 
 
 def variant_entries(benchmark: str) -> dict[str, Config]:
-    """The plastic methods of the table with the steady trace, in the same trials.
-
-    Where they are shorter than the table's, with baselines of their own.
-    """
-    shorter = SHORTER.get(benchmark, {})
-    return {
-        method: preset(benchmark, method, **(STEADY if method.startswith("dhp") else {}), **shorter)
-        for method in PAPER_METHODS
-        if method.startswith("dhp") or shorter
-    }
+    """The plastic methods of the table with the steady trace, in the same trials: so they share its baselines."""
+    return {method: preset(benchmark, method, **STEADY) for method in PAPER_METHODS if method.startswith("dhp")}
 
 
 def sensitivity_entries(benchmark: str) -> dict[str, Config]:

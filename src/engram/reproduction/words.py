@@ -82,6 +82,7 @@ The parts on the GPU, but for the tables of Permuted and Split MNIST, shared it 
 how long they took together, not how fast one is: [benchmarks/records](../benchmarks/records) has that. The mixture's
 run was of five trials and was ended in the fifth of its tasks: its cells of Table I are therefore empty, and what it
 had learned stands in a table of its own. There the DHP Softmax as in the paper *diverged*, in nearly all trials with
-consolidation, though η was bounded; one trial of two baselines did as well. The steady trace was run on a smaller
-mixture on a CPU in its place.
+consolidation, though η was bounded; one trial of two baselines did as well, a step apart. This was not looked into
+further, and was seen on the GPU only. The steady trace was tried on three of its tasks, as a candidate, and not run
+to the end.
 """
