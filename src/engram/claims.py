@@ -18,6 +18,7 @@ from engram.sheets import Sheet
 from engram.tables import number
 
 Sheets = Mapping[tuple[str, str], Sheet]
+FIRM = 0.003  # below 0.05 / 16: what holds though sixteen differences are looked at
 FEWEST_PAIRS = 3  # from which a verdict is given
 THIRD = 3  # the task after which η is said to decay
 
@@ -27,6 +28,7 @@ class Verdict:
     claim: str
     verdict: str
     evidence: str
+    sure: str  # how sure we are
 
 
 def judge(difference: Estimate, claimed: float) -> str:
@@ -51,6 +53,19 @@ def chance(difference: Estimate) -> float:
     from scipy.stats import t  # late: it costs more to import than everything else here
 
     return float(2 * t.sf(abs(difference.mean / difference.sem), difference.num_trials - 1))
+
+
+def certainty(differences: Sequence[Estimate]) -> str:
+    """How sure a verdict on one or several differences is, in words."""
+    tested = [difference for difference in differences if difference.num_trials >= FEWEST_PAIRS]
+    if not tested:
+        return "nothing was measured"
+    if len(tested) > 1:
+        firm = sum(chance(difference) < FIRM for difference in tested)
+        return f"{firm} of {len(tested)} differences are firm (p < {FIRM:g})"
+    p = chance(tested[0])
+    words = "firm" if p < FIRM else "sure" if p < 0.01 else "fairly sure" if p < 0.05 else "open"
+    return f"{words} (p = {p:.1g}, {tested[0].num_trials} pairs)"
 
 
 def table_pairs(sheets: Sheets) -> list[Pair]:
@@ -116,6 +131,7 @@ def _improves_everywhere(found: Sequence[Pair]) -> Verdict:
         "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",
         verdict,
         f"of {len(found)} comparisons: {count(verdicts)}",
+        certainty([pair.accuracy for pair in found]),
     )
 
 
@@ -139,10 +155,11 @@ def _improves_on(sheets: Sheets, benchmark: str) -> Verdict | None:
     if pair.accuracy.num_trials < FEWEST_PAIRS:
         lost = len(sheet.entries[method].diverged)
         tried = len(sheet.entries[method].accuracy)
-        return Verdict(claim, "not tested", f"{lost} of {tried} trials of {method} diverged before the last task")
-    p = chance(pair.accuracy)
-    evidence = f"{points(pair.accuracy)} points, {pair.accuracy.num_trials} pairs, p = {p:.1g}"
-    return Verdict(claim, judge(pair.accuracy, gain), evidence)
+        return Verdict(
+            claim, "not tested", f"{lost} of {tried} trials of {method} diverged before the last task", certainty([])
+        )
+    evidence = f"{points(pair.accuracy)} points"
+    return Verdict(claim, judge(pair.accuracy, gain), evidence, certainty([pair.accuracy]))
 
 
 def _reduces_forgetting(found: Sequence[Pair]) -> Verdict:
@@ -156,6 +173,7 @@ def _reduces_forgetting(found: Sequence[Pair]) -> Verdict:
         "“Our model consistently exhibits lower negative BWT across all benchmarks”",
         verdict,
         f"BWT of {len(found)} comparisons: {count(verdicts)}",
+        certainty([pair.transfer for pair in found]),
     )
 
 
@@ -171,12 +189,12 @@ def _eta_needs_no_tuning(sheets: Sheets) -> Verdict | None:
         return None
     parts = [f"{name} {spread:.2f} points (SEM up to {sem:.2f})" for name, spread, sem in spreads]
     flat = all(spread < 2 * sem for _, spread, sem in spreads)
+    why = "; the first half holds because η hardly matters at all, so that no value is best" if flat else ""
     return Verdict(
         "η's initial value needs little tuning, and low values are best",
         "reproduced" if flat else "not reproduced",
-        "from the best to the worst of five values: "
-        + ", ".join(parts)
-        + ("; the first half holds because η hardly matters at all, so that no value is best" if flat else ""),
+        f"from the best to the worst of five values: {', '.join(parts)}{why}",
+        "only differences larger than two standard errors would have been seen",
     )
 
 
@@ -193,6 +211,7 @@ def _dynamics(sheets: Sheets) -> list[Verdict]:
     decays = max(ends[THIRD:]) < peak / 2
     humps = sum(0 < int(np.argmax(values)) < len(values) - 1 for values in eta[THIRD:])
     grows = [values[-1] > values[0] for values in alpha]
+    seen = f"means over {len(result.accuracy)} trials, without an interval"
     return [
         Verdict(
             "On Permuted MNIST η rises quickly in the first task, from 0.001 to 0.024, and decays after the third",
@@ -200,12 +219,14 @@ def _dynamics(sheets: Sheets) -> list[Verdict]:
             f"it reaches {peak:.3f} in the first task and ends at {number(ends[0], 4)}, {number(ends[1], 4)} and "
             f"{number(ends[2], 4)} after the first three, at {number(ends[-1], 4)} after the last; in {humps} of the "
             "tasks 4 to 10 it first rises, then falls",
+            seen,
         ),
         Verdict(
             "‖Hebb‖ grows without running away, and ‖α‖ grows within each task",
             "reproduced" if all(grows) and np.isfinite(hebb[-1][-1]) else "not reproduced",
             f"‖Hebb‖ ends at {hebb[0][-1]:.1f} after the first task and at {hebb[-1][-1]:.1f} after the last; "
             f"‖α‖ grows in {sum(grows)} of {len(grows)} tasks, to {alpha[-1][-1]:.2f}",
+            seen,
         ),
     ]
 
@@ -233,6 +254,7 @@ def _not_by_capacity(sheets: Sheets) -> Verdict | None:
         judge(over_matched, 1),
         f"Split MNIST: DHP alone {points(over_plain)} points over the plain baseline, and {points(over_matched)} over "
         "the one with the extra set, which also has twice the learning rate in that layer",
+        certainty([over_matched]),
     )
 
 
@@ -255,5 +277,6 @@ def _better_than_uniform(sheets: Sheets) -> Verdict | None:
     return Verdict(
         "Plasticity that is learned for each synapse is better than one that all share",
         verdict,
-        f"Split MNIST, five trials, points over the uniform one: {evidence}",
+        f"Split MNIST, points over the uniform one: {evidence}",
+        certainty([difference for _, difference in found]),
     )

@@ -52,8 +52,8 @@ def reproduction_page(reproduction: Reproduction) -> str:
 
 def claims_table(sheets: Mapping[tuple[str, str], Sheet]) -> Table:
     """What the paper says, and what these numbers say to it."""
-    rows = [(made.claim, made.verdict, made.evidence) for made in claims(sheets)]
-    return Table("The paper's claims", ("claim", "verdict", "evidence"), rows)
+    rows = [(made.claim, made.verdict, made.sure, made.evidence) for made in claims(sheets)]
+    return Table("The paper's claims", ("claim", "verdict", "how sure", "evidence"), rows)
 
 
 def accuracy_table(columns: Mapping[str, Sequence[Result]]) -> Table:

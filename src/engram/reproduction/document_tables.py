@@ -132,8 +132,8 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
 
 
 def claims_table(sheets: Sheets) -> Table:
-    rows = [(made.claim, f"**{made.verdict}**", made.evidence) for made in claims(sheets)]
-    return Table("What the paper says, and what our numbers say", ("claim", "verdict", "evidence"), rows)
+    rows = [(made.claim, f"**{made.verdict}**", made.sure, made.evidence) for made in claims(sheets)]
+    return Table("What the paper says, and what our numbers say", ("claim", "verdict", "how sure", "evidence"), rows)
 
 
 def sensitivity_table(sheets: Sheets) -> Table:
