@@ -15,6 +15,7 @@ from engram.checkpoint import Checkpoints
 from engram.config import BENCHMARKS, PAPER_METHODS, Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
+from engram.experiment import Setting
 from engram.presets import STEADY, STRENGTHS
 from engram.reproduction import plan as planning
 from engram.reproduction import run as running
@@ -176,19 +177,19 @@ def test_an_unknown_benchmark_or_part_is_one_sentence(given: dict[str, Any], wor
 def test_groups_are_of_entries_that_can_be_run_together_and_hold_every_entry_once() -> None:
     for part in plan():
         groups = groups_of(part)
-        assert {label: config for group in groups for label, config in group.items()} == part.entries
-        assert sum(len(group) for group in groups) == len(part.entries)
+        assert {label: config for group in groups for label, config in group.entries.items()} == part.entries
+        assert sum(len(group.entries) for group in groups) == len(part.entries)
         keys = []
         for group in groups:
-            check_shared(list(group.values()))
-            keys.append(tuple(getattr(next(iter(group.values())), name) for name in SHARED))
+            check_shared(list(group.entries.values()))
+            keys.append(tuple(getattr(next(iter(group.entries.values())), name) for name in SHARED))
         assert len(set(keys)) == len(keys), "as few groups as there can be"
 
 
 def test_masks_of_another_kind_are_a_group_of_their_own() -> None:
     groups = groups_of(parts_of("study")["split-mnist"])
-    assert sorted(len(group) for group in groups)[0] == len(PAPER_METHODS)
-    assert [{config.mask_training for config in group.values()} for group in groups] == [{True}, {False}]
+    assert min(len(group.entries) for group in groups) == len(PAPER_METHODS)
+    assert [{config.mask_training for config in group.entries.values()} for group in groups] == [{True}, {False}]
 
 
 # --- running a part
@@ -227,7 +228,7 @@ class Loader:
 
 
 def run_tiny(part: Part, folder: Path, digits: Dataset, **options: Any) -> Sheet:
-    return run_part(part, folder, Loader(digits), command="engram reproduce", device="cpu", **options)
+    return run_part(part, folder, Loader(digits), command="engram reproduce", setting=Setting("cpu"), **options)
 
 
 def assert_same(one: Sheet, other: Sheet) -> None:
@@ -255,7 +256,7 @@ def test_a_part_leaves_its_sheet_and_nothing_else(uninterrupted: tuple[Sheet, li
     assert [str(p.relative_to(folder)) for p in folder.rglob("*")] == ["split-mnist", "split-mnist/table.json"]
     assert_same(sheet, read_sheet(sheet_path(folder, "split-mnist", "table")))
     assert list(sheet.entries) == list(tiny_part().entries), "in the order of the plan, not of the groups"
-    assert sheet.missing == []
+    assert sheet.missing == ["split-mnist, table: 2 of the paper's 10 trials were run"]
     assert sheet.about["models"] == 10
     assert sheet.about["seconds"] >= 0
     assert not sheet.quick
@@ -279,7 +280,7 @@ def test_a_sheet_that_is_there_is_read_and_nothing_is_run_or_loaded(
     before = sheet_path(folder, "split-mnist", "table").read_bytes()
     loader = Loader(digits)
     told: list[Progress] = []
-    again = run_part(tiny_part(), folder, loader, command="another", device="cpu", report=told.append)
+    again = run_part(tiny_part(), folder, loader, command="another", setting=Setting("cpu"), report=told.append)
     assert (loader.asked, told) == ([], [])
     assert_same(again, sheet)
     assert sheet_path(folder, "split-mnist", "table").read_bytes() == before
@@ -324,8 +325,19 @@ def test_a_group_that_was_finished_is_not_loaded_for_again(digits: Dataset, tmp_
     with pytest.raises(Stop):
         run_tiny(tiny_part(), tmp_path, digits, report=stop)
     loader = Loader(digits)
-    run_part(tiny_part(), tmp_path, loader, command="engram reproduce", device="cpu")
+    run_part(tiny_part(), tmp_path, loader, command="engram reproduce", setting=Setting("cpu"))
     assert [config.mask_training for config in loader.asked] == [False]
+
+
+def test_a_group_does_not_go_on_with_other_data(digits: Dataset, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.share > 0.1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_tiny(tiny_part(), tmp_path, digits, report=stop)
+    with pytest.raises(InputError, match="the data are not those"):
+        run_tiny(tiny_part(), tmp_path, digits.shortened(len(digits.train) - 1))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +391,7 @@ def test_two_processes_do_not_run_one_part_at_once(digits: Dataset, tmp_path: Pa
 
     sheet = run_tiny(tiny_part(), tmp_path, digits, report=meddle)
     assert refused[0].startswith("another process is at work on the run in")
-    assert sheet.missing == []
+    assert all(len(result.accuracy) == 2 for result in sheet.entries.values())
 
 
 def test_trials_that_diverge_are_kept_in_the_sheet(digits: Dataset, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from engram.config import BENCHMARKS, Config
 from engram.data.samples import Dataset
 from engram.display import STEPS, columns
 from engram.errors import InputError
-from engram.experiment import Progress
+from engram.experiment import Progress, Setting
 from engram.report import write_report
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import groups_of, run_part
@@ -61,7 +61,9 @@ def reproduce(
     parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
-    check_options(list(groups_of(parts[0])[0].values()), device, precision, stack)  # before anything is made or fetched
+    check_options(
+        list(groups_of(parts[0])[0].entries.values()), device, precision, stack
+    )  # before anything is made or fetched
     command = shlex.join(["engram", *context.find_root().obj])
     loaded: dict[str, list[Dataset]] = {}
     left_out: dict[str, str] = {}
@@ -92,9 +94,7 @@ def reproduce(
                     load,
                     command=command,
                     quick=quick,
-                    device=device,
-                    precision=precision,
-                    max_stack=stack,
+                    setting=Setting(device, precision, stack),
                     report=watched.show,
                 )
             _say(console, _done(sheet, there))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from engram.data.samples import Dataset
 from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting, run_on
 from engram.reproduction.plan import Part
-from engram.results import Result, versions
+from engram.results import versions, write_atomically
 from engram.runs import sole_writer, start_log, surroundings
 from engram.shares import SHARED
 from engram.sheets import Sheet, read_sheet, sheet_path, write_sheet
@@ -31,100 +32,95 @@ def run_part(
     *,
     command: str,
     quick: bool = False,
-    device: str = "auto",
-    precision: str = "tf32",
-    max_stack: int | None = None,
+    setting: Setting | None = None,
     report: Report = lambda progress: None,
 ) -> Sheet:
     """Run one part and write its sheet. One that is there already is read; one that was begun goes on."""
     path = sheet_path(folder, part.benchmark, part.name)
     if path.exists():
         return check_same(read_sheet(path), part, quick, path)
-    where = choose_device(device)
+    setting = Setting() if setting is None else setting
     hidden = path.parent / f".{part.name}"  # what is not yet finished
     hidden.mkdir(parents=True, exist_ok=True)
     with sole_writer(hidden):
         log = start_log(hidden)
-        log(f"{command} on {where}")
-        about: dict[str, Any] = {
-            "command": command,
-            "quick": quick,
-            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "device": str(where),
-            "precision": precision,
-            "versions": versions(),
-            **surroundings(where),
-        }
-        entries: dict[str, Result] = {}
-        seconds = 0.0
-        done = 0
+        about = _about(command, quick, setting)
+        log(f"{command} on {about['device']}")
+        sheets: list[Sheet] = []
         for k, group in enumerate(groups_of(part)):
-            portion = sum(config.trials for config in group.values()) / part.num_models
+            done = sum(own.num_models for own in groups_of(part)[:k]) / part.num_models
 
-            def tell(progress: Progress, done: int = done, portion: float = portion) -> None:
+            def tell(progress: Progress, group: Part = group, done: float = done) -> None:
                 if progress.note:
                     log(progress.note)
-                report(Progress(done / part.num_models + portion * progress.share, progress.task, None, progress.note))
+                share = done + progress.share * group.num_models / part.num_models
+                report(Progress(share, progress.task, None, progress.note))
 
             kept = hidden / f"{k}.json"
             if not kept.exists():
-                sheet = _run_group(
-                    part, group, about, load, Setting(device, precision, max_stack), hidden / str(k), tell
-                )
-                write_sheet(sheet, kept)
-            sheet = check_same(read_sheet(kept), Part(part.name, part.benchmark, group), quick, hidden)
-            entries |= sheet.entries
-            seconds += float(sheet.about["seconds"])
-            about["data"] = sheet.about["data"]
-            done += sum(config.trials for config in group.values())
-        whole = {label: entries[label] for label in part.entries}
-        made = Sheet(
-            part.name, part.benchmark, whole, {**about, "seconds": round(seconds, 1), "models": part.num_models}
-        )
-        write_sheet(made, path)
+                write_sheet(_run_group(group, about, load, setting, hidden / str(k), tell), kept)
+            sheets.append(check_same(read_sheet(kept), group, quick, hidden))
+        write_sheet(_together(part, sheets), path)
     shutil.rmtree(hidden)
     return read_sheet(path)
 
 
-def groups_of(part: Part) -> list[dict[str, Config]]:
+def groups_of(part: Part) -> list[Part]:
     """Entries that can be run together: those that learn the same tasks."""
     groups: dict[tuple, dict[str, Config]] = {}
     for label, config in part.entries.items():
         groups.setdefault(tuple(getattr(config, name) for name in SHARED), {})[label] = config
-    return list(groups.values())
+    return [Part(part.name, part.benchmark, entries) for entries in groups.values()]
 
 
-def _run_group(
-    part: Part,
-    group: dict[str, Config],
-    about: dict[str, Any],
-    load: Load,
-    setting: Setting,
-    folder: Path,
-    report: Report,
-) -> Sheet:
-    configs = list(group.values())
+def _about(command: str, quick: bool, setting: Setting) -> dict[str, Any]:
+    where = choose_device(setting.device)
+    return {
+        "command": command,
+        "quick": quick,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": str(where),
+        "precision": setting.precision,
+        "versions": versions(),
+        **surroundings(where),
+    }
+
+
+def _together(part: Part, sheets: Sequence[Sheet]) -> Sheet:
+    """The sheets of all groups as one, in the order of the part."""
+    entries = {label: result for sheet in sheets for label, result in sheet.entries.items()}
+    seconds = round(sum(float(sheet.about["seconds"]) for sheet in sheets), 1)
+    about = {**sheets[-1].about, "seconds": seconds, "models": part.num_models}
+    return Sheet(part.name, part.benchmark, {label: entries[label] for label in part.entries}, about)
+
+
+def _run_group(group: Part, about: dict[str, Any], load: Load, setting: Setting, folder: Path, report: Report) -> Sheet:
+    configs = list(group.entries.values())
     datasets = load(configs[0])
     folder.mkdir(exist_ok=True)
+    _check_data(folder / "data.txt", datasets)
     checkpoints = Checkpoints(folder)
     clock = _Clock(folder / "seconds.txt")
-    setting = Setting(setting.device, setting.precision, setting.max_stack, checkpoints=checkpoints)
 
     def tell(progress: Progress) -> None:
         clock.keep()
         report(progress)
 
     try:
-        results = run_on(configs, datasets, setting, tell)
+        results = run_on(configs, datasets, replace(setting, checkpoints=checkpoints), tell)
     finally:
         checkpoints.wait()
     data = [dataset.provenance() for dataset in datasets]
-    return Sheet(
-        part.name,
-        part.benchmark,
-        dict(zip(group, results, strict=True)),
-        {**about, "seconds": round(clock.seconds, 1), "data": data},
-    )
+    entries = dict(zip(group.entries, results, strict=True))
+    return Sheet(group.name, group.benchmark, entries, {**about, "seconds": round(clock.seconds, 1), "data": data})
+
+
+def _check_data(path: Path, datasets: Sequence[Dataset]) -> None:
+    """Refuse to go on with other samples than those that it began with."""
+    now = "".join(f"{dataset.fingerprint()}\n" for dataset in datasets)
+    if path.exists() and path.read_text() != now:
+        raise InputError(f"the data are not those that the run in {path.parent} began with: remove it, or use --out")
+    write_atomically(path, now)
 
 
 class _Clock:
