@@ -32,16 +32,11 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 }
 
 # Enough to see every page of the report in minutes, on any computer. The numbers mean nothing.
+SMALL = {"dataset": "mnist-small", "epochs": 1, "batch_size": 10}
 QUICK: dict[str, dict[str, Any]] = {
-    "permuted-mnist": {"dataset": "mnist-small", "num_tasks": 4, "max_samples": 1500, "epochs": 1, "batch_size": 32},
-    "imbalanced-permuted-mnist": {
-        "dataset": "mnist-small",
-        "num_tasks": 4,
-        "max_samples": 3000,
-        "epochs": 1,
-        "batch_size": 32,
-    },
-    "split-mnist": {"dataset": "mnist-small", "max_samples": 2500, "epochs": 1, "batch_size": 10},
+    "permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 600},
+    "imbalanced-permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 1200},
+    "split-mnist": {**SMALL, "max_samples": 2000},
     "vision-mixture": {"max_samples": 200, "epochs": 1},
 }
 QUICK_TRIALS = 2
