@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engram import claims, metrics
+from engram import claims as claims_module
+from engram import metrics, verdicts
+from engram.claims import claims
 from engram.comparisons import pairs
 from engram.metrics import Estimate
 from engram.presets import PAPER_RESULTS, STEADY, preset
@@ -94,20 +96,20 @@ def estimate(low: float, high: float, num_trials: int = 10) -> Estimate:
     ],
 )
 def test_a_verdict_is_by_sign_and_interval(low: float, high: float, claimed: float, verdict: str) -> None:
-    assert claims.judge(estimate(low, high), claimed) == verdict
-    assert claims.judge(estimate(low, high, num_trials=2), claimed) == "not tested"
+    assert verdicts.judge(estimate(low, high), claimed) == verdict
+    assert verdicts.judge(estimate(low, high, num_trials=2), claimed) == "not tested"
 
 
 def test_chance_is_students() -> None:
     from scipy.stats import ttest_rel
 
     a, b = np.array([1.0, 2, 4, 3, 5]), np.array([0.5, 2.5, 3, 1, 4])
-    assert claims.chance(metrics.paired_difference(a, b)) == pytest.approx(ttest_rel(a, b).pvalue)
+    assert verdicts.chance(metrics.paired_difference(a, b)) == pytest.approx(ttest_rel(a, b).pvalue)
 
 
 def test_points_are_signed_and_say_nothing_of_what_is_not_known() -> None:
-    assert claims.points(estimate(0.001, 0.003)) == "+0.20 [+0.10, +0.30]"
-    assert claims.points(metrics.estimate([])) == "–"
+    assert verdicts.points(estimate(0.001, 0.003)) == "+0.20 [+0.10, +0.30]"
+    assert verdicts.points(metrics.estimate([])) == "–"
 
 
 def result(method: str, final: list[float], diverged: bool = False, **changes: object) -> Result:
@@ -126,14 +128,14 @@ def sheet(part: str, *results: Result) -> Sheet:
 def test_the_steady_trace_is_compared_with_the_tables_baselines() -> None:
     table = sheet("table", result("si", [0.5, 0.6, 0.7]), result("dhp+si", [0.1, 0.1, 0.1]))
     variant = sheet("variant", result("dhp+si", [0.6, 0.7, 0.8]))
-    (pair,) = claims.steady_pairs({("split-mnist", "table"): table, ("split-mnist", "variant"): variant})
+    (pair,) = verdicts.steady_pairs({("split-mnist", "table"): table, ("split-mnist", "variant"): variant})
     assert pair.accuracy.mean == pytest.approx(0.1)
-    assert claims.steady_pairs({("split-mnist", "variant"): variant}) == []
+    assert verdicts.steady_pairs({("split-mnist", "variant"): variant}) == []
 
 
 def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
     table = sheet("table", result("finetune", [0.5, 0.6, 0.7]), result("dhp", [0.5, 0.6, 0.7], diverged=True))
-    made = {verdict.claim: verdict for verdict in claims.claims({("split-mnist", "table"): table})}
+    made = {verdict.claim: verdict for verdict in claims({("split-mnist", "table"): table})}
     (split,) = [verdict for claim, verdict in made.items() if "Split" in claim]
     assert split.verdict == "not tested"
     assert split.evidence.startswith("3 of 3 trials")
@@ -142,9 +144,9 @@ def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
 def test_claims_about_all_follow_from_their_comparisons() -> None:
     worse = [result("dhp", [0.4, 0.41, 0.42]), result("finetune", [0.5, 0.512, 0.521])]
     table = {("split-mnist", "table"): sheet("table", *worse)}
-    assert claims.claims(table)[0].verdict == "contradicted"
+    assert claims(table)[0].verdict == "contradicted"
     better = [result("dhp", [0.6, 0.61, 0.62]), result("finetune", [0.5, 0.512, 0.521])]
-    assert claims.claims({("split-mnist", "table"): sheet("table", *better)})[0].verdict == "reproduced"
+    assert claims({("split-mnist", "table"): sheet("table", *better)})[0].verdict == "reproduced"
 
 
 def test_differences_without_a_pair_are_left_out() -> None:
@@ -165,6 +167,56 @@ def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
 
 def test_claims_about_what_was_not_run_are_not_made() -> None:
     alone = sheet("table", result("finetune", [0.5, 0.6, 0.7]))
-    assert len(claims.claims({("split-mnist", "table"): alone})) == 2  # about all comparisons, of which there are none
-    assert {made.verdict for made in claims.claims({("split-mnist", "table"): alone})} == {"not tested"}
-    assert claims.claims({})[0].verdict == "not tested"
+    assert len(claims({("split-mnist", "table"): alone})) == 2  # about all comparisons, of which there are none
+    assert {made.verdict for made in claims({("split-mnist", "table"): alone})} == {"not tested"}
+    assert claims({})[0].verdict == "not tested"
+
+
+def trace(values: dict[str, list[list[float]]]) -> list[dict[str, float]]:
+    """Dynamics of four tasks, two records each."""
+    names = ("eta", "hebb_norm", "alpha_norm")
+    return [
+        {"trial": 0, "task": task, "epoch": 0, "step": k, "loss": 0.1, **{n: values[n][task][k] for n in names}}
+        for task in range(4)
+        for k in range(2)
+    ]
+
+
+def verdicts_on_dynamics(**values: list[list[float]]) -> dict[str, str]:
+    config = preset("permuted-mnist", "dhp", num_tasks=4, trials=1)
+    made = Result(config, np.zeros((1, 4, 4)), np.zeros((1, 4)), trace(values))
+    found = claims({("permuted-mnist", "table"): Sheet("table", "permuted-mnist", {"dhp": made}, {"data": []})})
+    return {made.claim.split()[0] + " " + made.claim.split()[1]: made.verdict for made in found if "means" in made.sure}
+
+
+def test_what_the_trace_does_is_judged_by_what_the_paper_says_of_it() -> None:
+    eta = [[0.02, 0.03], [0.03, 0.03], [0.03, 0.02], [0.01, 0.001]]
+    grows = [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0], [4.0, 5.0]]
+    as_in_the_paper = verdicts_on_dynamics(eta=eta, hebb_norm=grows, alpha_norm=grows)
+    assert as_in_the_paper == dict.fromkeys(as_in_the_paper, "reproduced")
+    assert len(as_in_the_paper) == 4
+    early = [[0.03, 0.0001], *[[0.0001, 0.0001]] * 3]
+    shrinks = [[5.0, 4.0], [4.0, 3.0], [3.0, 2.0], [2.0, 1.0]]
+    otherwise = verdicts_on_dynamics(eta=early, hebb_norm=shrinks, alpha_norm=shrinks)
+    assert list(otherwise.values()) == ["reproduced", "not reproduced", "not reproduced", "not reproduced"]
+
+
+def test_initial_values_of_eta_are_compared_in_pairs() -> None:
+    noise = np.array([0.0, 0.1, 0.2, 0.3])  # between trials, and the same for all values
+    entries = {
+        f"{eta}": result("dhp", list(0.5 + noise + gain + 1e-4 * np.arange(4) * (eta == 0.1)), eta=eta)
+        for eta, gain in ((0.1, -0.004), (0.001, 0.0), (0.0001, 0.0))
+    }
+    found = {
+        made.claim: made
+        for made in claims({("split-mnist", "sensitivity"): Sheet("sensitivity", "split-mnist", entries, {})})
+    }
+    assert found["η's initial value needs little tuning"].verdict == "reproduced"
+    assert found["Low initial values of η are best"].verdict == "reproduced", "trials differ by far more, but in pairs"
+
+
+def test_one_case_below_zero_is_enough_against_all_cases() -> None:
+    better = [estimate(0.1, 0.2)] * 5
+    assert claims_module._in_all_cases("all", better).verdict == "reproduced"
+    assert claims_module._in_all_cases("all", [*better, estimate(-0.1, 0.1)]).verdict == "not reproduced"
+    assert claims_module._in_all_cases("all", [*better, estimate(-0.2, -0.1)]).verdict == "contradicted"

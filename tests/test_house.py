@@ -14,7 +14,7 @@ FLOORS = [
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results"},
     {"build", "stack", "comparisons", "sheets"},
-    {"train", "shares", "tables"},
+    {"train", "shares", "tables", "verdicts"},
     {"checkpoint", "figures", "claims"},
     {"experiment"},
     {"news"},

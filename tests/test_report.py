@@ -411,3 +411,15 @@ def test_a_method_that_only_some_benchmarks_have_is_not_a_hole() -> None:
 
 def test_an_empty_reproduction_has_a_page_too() -> None:
     assert "Nothing was run yet." in check_page(reproduction_page(make_reproduction({}, ["everything"])))
+
+
+def test_a_reproduction_without_a_finished_part_says_so(tmp_path: Path) -> None:
+    (tmp_path / "split-mnist" / ".table").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"has no finished part yet; begun: split-mnist/table"):
+        write_report(tmp_path)
+
+
+def test_a_folder_of_something_else_says_what_it_could_have_been(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(InputError, match=r"holds neither a run \(run\.json\) nor a reproduction"):
+        write_report(tmp_path)

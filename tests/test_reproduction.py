@@ -171,6 +171,12 @@ def test_an_unknown_benchmark_or_part_is_one_sentence(given: dict[str, Any], wor
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(("quick", "most", "trials"), [(True, None, 2), (True, 1, 1), (True, 7, 2), (False, 4, 4)])
+def test_there_are_no_more_trials_than_asked_for(quick: bool, most: int | None, trials: int) -> None:
+    (part,) = plan(["split-mnist"], ["table"], quick, most)
+    assert {config.trials for config in part.entries.values()} == {trials}
+
+
 # --- groups
 
 
@@ -256,7 +262,7 @@ def test_a_part_leaves_its_sheet_and_nothing_else(uninterrupted: tuple[Sheet, li
     assert [str(p.relative_to(folder)) for p in folder.rglob("*")] == ["split-mnist", "split-mnist/table.json"]
     assert_same(sheet, read_sheet(sheet_path(folder, "split-mnist", "table")))
     assert list(sheet.entries) == list(tiny_part().entries), "in the order of the plan, not of the groups"
-    assert sheet.missing == ["split-mnist, table: 2 of the paper's 10 trials were run"]
+    assert "split-mnist, table: 2 of the paper's 10 trials were run" in sheet.missing
     assert sheet.about["models"] == 10
     assert sheet.about["seconds"] >= 0
     assert not sheet.quick

@@ -149,10 +149,39 @@ def test_a_sheet_says_which_trials_it_lacks() -> None:
         "split-mnist, study: 2 of 4 tasks were learned",  # by a trial of si of which it is not known that it diverged
     ]
     assert make_sheet("study").missing == []
-    assert make_sheet("table").missing == ["split-mnist, table: 3 of the paper's 10 trials were run"]
-    quick = make_sheet("table")
+    assert make_sheet("variant").missing == ["split-mnist, variant: 3 of the paper's 10 trials were run"]
+    quick = make_sheet("variant")
     quick.about["quick"] = True
     assert quick.missing == []
+
+
+def test_a_table_says_which_methods_it_lacks() -> None:
+    missing = make_sheet("table").missing
+    assert [sentence for sentence in missing if sentence.endswith("was not run")] == [
+        f"split-mnist, table: {method} was not run"
+        for method in ("finetune", "dhp+si", "online-ewc", "dhp+online-ewc", "mas", "dhp+mas")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "words"),
+    [
+        (("entries", 0, "dynamics"), {"task": [0, 1], "foo": [1, 2]}, "other columns"),
+        (("entries", 0, "dynamics", "task", 0), None, "not all numbers"),
+        (("about", "data", 0), {"foo": 1}, "damaged"),
+        (("entries", 0, "accuracy", 0, 0, 0), 7.0, "not all in [0, 1]"),
+        (("entries", 0, "accuracy", 0, 0, 0), -0.5, "not all in [0, 1]"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(place: tuple, wrong: Any, words: str, path: Path) -> None:
+    write_sheet(make_sheet(), path)
+    content = json.loads(path.read_text())
+    spot = content
+    for key in place[:-1]:
+        spot = spot[key]
+    spot[place[-1]] = wrong
+    path.write_text(json.dumps(content))
+    assert words in refusal(path)
 
 
 # --- what is no sheet

@@ -195,6 +195,8 @@ def _configs(benchmark: str, methods: str | None, changes: dict[str, Any], stead
     else:
         check_choice("benchmark", benchmark, BENCHMARKS)
         bases = [preset(benchmark, name) for name in _method_names(methods)]
+    if steady and not any(base.plastic for base in bases):
+        raise InputError("--steady is a form of DHP, and no method with it is to be run")
     configs = [base.replace(**{**(STEADY if steady and base.plastic else {}), **changes}) for base in bases]
     return [config if config.penalty else config.replace(strength=None) for config in configs]
 

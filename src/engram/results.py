@@ -83,6 +83,14 @@ class Result:
         """(trials, tasks): after each task, the accuracy on that task."""
         return metrics.latest_task(self.accuracy)
 
+    @property
+    def tasks_learned(self) -> int:
+        """How many tasks all trials that did not diverge have learned."""
+        lost = {divergence.trial - self.config.first_trial for divergence in self.diverged}
+        sound = [trial for trial in range(len(self.accuracy)) if trial not in lost]
+        learned = np.isfinite(np.diagonal(self.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
+        return int(learned.min(initial=self.config.num_tasks))
+
     @classmethod
     def load(cls, path: str | Path) -> Result:
         """Read back what `save` wrote."""

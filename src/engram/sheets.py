@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from engram.config import BENCHMARKS, Config, from_dict
+from engram.config import BENCHMARKS, PAPER_METHODS, Config, from_dict
 from engram.errors import InputError
 from engram.metrics import Array
 from engram.results import DYNAMICS, Divergence, Result, check_format, read_json, write_atomically
@@ -31,6 +31,7 @@ PARTS = {
 }
 WITH_DYNAMICS = ("table", "variant")  # the others would be large
 PAPER_TRIALS = 10
+PROVENANCE = ("name", "origin", "train", "test")
 MEASURES = ("loss", "eta", "hebb_norm", "alpha_norm")
 DIGITS = 5  # of an accuracy: a hundred times finer than a test sample
 FIGURES = 5  # significant, of what is recorded on the way
@@ -57,22 +58,17 @@ class Sheet:
             for label, result in self.entries.items()
             if len(result.accuracy) < result.config.trials
         ]
+        if self.part == "table":
+            absent = [method for method in PAPER_METHODS if method not in self.entries]
+            sentences += [f"{self.benchmark}, {self.part}: {method} was not run" for method in absent]
         planned = min(result.config.trials for result in self.entries.values())
         if self.part in WITH_DYNAMICS and planned < PAPER_TRIALS and not self.quick:
             sentences.append(f"{self.benchmark}, {self.part}: {planned} of the paper's {PAPER_TRIALS} trials were run")
-        learned = min(map(tasks_learned, self.entries.values()))
+        learned = min(result.tasks_learned for result in self.entries.values())
         num_tasks = next(iter(self.entries.values())).config.num_tasks
         if learned < num_tasks:
             sentences.append(f"{self.benchmark}, {self.part}: {learned} of {num_tasks} tasks were learned")
         return sentences
-
-
-def tasks_learned(result: Result) -> int:
-    """How many tasks all trials that did not diverge have learned."""
-    lost = {divergence.trial - result.config.first_trial for divergence in result.diverged}
-    sound = [trial for trial in range(len(result.accuracy)) if trial not in lost]
-    learned = np.isfinite(np.diagonal(result.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
-    return int(learned.min(initial=result.config.num_tasks))
 
 
 @dataclass(frozen=True)
@@ -92,6 +88,11 @@ def sheet_path(folder: Path, benchmark: str, part: str) -> Path:
 
 def holds_reproduction(folder: Path) -> bool:
     return any(sheet_path(folder, benchmark, part).exists() for benchmark in BENCHMARKS for part in PARTS)
+
+
+def begun_parts(folder: Path) -> list[str]:
+    """Parts of a reproduction that were stopped before any of their sheets was whole, as BENCHMARK/PART."""
+    return [f"{b}/{part}" for b in BENCHMARKS for part in PARTS if (folder / b / f".{part}").is_dir()]
 
 
 def read_reproduction(folder: str | Path, parts: Sequence[str] = tuple(PARTS)) -> Reproduction:
@@ -189,7 +190,9 @@ def read_sheet(path: str | Path) -> Sheet:
     content = read_json(path)
     check_format(content, path)
     try:
-        data = list(content["about"]["data"])
+        data = [
+            {key: record[key] for key in ("name", "origin", "train", "test")} for record in content["about"]["data"]
+        ]
         entries = {
             entry["label"]: _result(from_dict({**content["common"], **entry["settings"]}), entry, data)
             for entry in content["entries"]
@@ -210,7 +213,13 @@ def _result(config: Config, entry: Mapping[str, Any], data: list[dict[str, Any]]
     tasks = config.num_tasks
     if accuracy.ndim != 3 or accuracy.shape[1:] != (tasks, tasks) or untrained.shape != (len(accuracy), tasks):
         raise ValueError(f"the tables of {entry['label']} are not of {tasks} tasks")
+    if np.isfinite(accuracy).any() and not 0 <= np.nanmin(accuracy) <= np.nanmax(accuracy) <= 1:
+        raise ValueError(f"the accuracies of {entry['label']} are not all in [0, 1]")
     columns = entry["dynamics"]
+    if columns and set(columns) != {*DYNAMICS} - {"trial"}:
+        raise ValueError(f"the dynamics of {entry['label']} have other columns than {', '.join(DYNAMICS[1:])}")
+    if any(type(value) not in (int, float) for values in columns.values() for value in values):
+        raise ValueError(f"the dynamics of {entry['label']} are not all numbers")
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     dynamics = [{"trial": 0, **row} for row in rows]  # the mean stands in the place of a trial
     return Result(config, accuracy, untrained, dynamics, [Divergence(**d) for d in entry["diverged"]], data)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engram import metrics
 from engram.comparisons import has_paper_data, pairs, paper_value
 from engram.metrics import Estimate
-from engram.presets import changes_from_preset
+from engram.presets import TITLES, changes_from_preset
 from engram.results import Result
 
 
@@ -84,6 +84,26 @@ def diverged(results: Sequence[Result]) -> list[str]:
         for result in results
         for divergence in result.diverged
     ]
+
+
+def so_far(results: Sequence[Result]) -> Table | None:
+    """Of methods that have not learned all tasks yet, what they have; None if all have."""
+    learned = min(result.tasks_learned for result in results)
+    config = results[0].config
+    if learned in (0, config.num_tasks):
+        return None
+    rows = []
+    for result in results:
+        accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
+        lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
+        rows.append((result.config.method, with_error(accuracy), str(accuracy.num_trials), lost or "none"))
+    title = f"{TITLES[config.benchmark]} after {learned} of {config.num_tasks} tasks, as far as all have come"
+    return Table(title, ("method", "accuracy %", "trials", "diverged in"), rows)
+
+
+def with_error(accuracy: Estimate) -> str:
+    """In %, with its standard error."""
+    return "–" if accuracy.num_trials == 0 else f"{number(100 * accuracy.mean, 2)} ± {number(100 * accuracy.sem, 2)}"
 
 
 def gains(results: Sequence[Result]) -> Table | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from engram.errors import InputError
 from engram.figures.against import differences, paper_against_ours
 from engram.figures.curves import accuracy_curves, first_and_latest
 from engram.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings
@@ -47,4 +48,6 @@ def write_figures(source: Path, folder: Path, formats: Sequence[str] = FORMATS) 
     if not holds_reproduction(source):
         return draw_all(read_run(source)[1], folder, formats)
     drawn = draw_reproduction(read_reproduction(source).sheets)
+    if not any(drawn.values()):
+        raise InputError(f"the reproduction in {source} has no part that is drawn: a study is a table, for the report")
     return [path for place, drawings in drawn.items() for path in save_drawings(drawings, folder / place, formats)]

@@ -22,7 +22,7 @@ from engram.figures.style import (
 )
 from engram.metrics import Array
 from engram.results import Result
-from engram.tables import Table
+from engram.tables import Table, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,8 @@ def accuracy_curves(results: Sequence[Result]) -> Drawing:
     for result in results:
         estimates = estimates_of(result.average_accuracy)
         method, final = result.config.method, estimates[-1]
-        handles.append(band(axes, _tasks(result), estimates, result, f"{method} ({100 * final.mean:.1f})"))
+        label = f"{method} ({number(100 * final.mean, 1)})"
+        handles.append(band(axes, _tasks(result), estimates, result, label))
         paper = paper_value(result)
         if paper is not None:
             # The two heads stand side by side, since a penalty's colour is the same for both.

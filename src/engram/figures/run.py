@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from engram.comparisons import has_paper_data, pairs
 from engram.figures.against import differences, paper_against_ours
 from engram.figures.curves import accuracy_curves, first_and_latest
@@ -15,9 +17,10 @@ from engram.results import Result
 
 def draw(results: Sequence[Result]) -> list[Drawing]:
     """Every figure that the results have the numbers for."""
-    drawings = [paper_against_ours(results)] if has_paper_data(results) else []
+    to_the_end = any(np.isfinite(result.average_accuracy[:, -1]).any() for result in results)
+    drawings = [paper_against_ours(results)] if to_the_end and has_paper_data(results) else []
     drawings.append(accuracy_curves(results))
-    if paired := pairs(results):
+    if paired := [pair for pair in pairs(results) if pair.accuracy.num_trials]:
         drawings.append(differences(paired))
     drawings += [first_and_latest(results), accuracy_matrices(results)]
     if has_dynamics(results):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from engram.comparisons import baseline_of, has_paper_data
 from engram.config import BENCHMARKS
 from engram.results import Result
@@ -18,7 +16,11 @@ def missing_from(results: Sequence[Result], methods: Sequence[str] = ()) -> list
     run = {result.config.method for result in results}
     sentences = [f"{method}: no trials so far." for method in methods if method not in run]
     sentences += unfinished(results)
-    sentences += [sentence for result in results if (sentence := _tasks_so_far(result))]
+    sentences += [
+        f"{result.config.method}: {result.tasks_learned} of {config.num_tasks} tasks learned so far."
+        for result in results
+        if result.tasks_learned < config.num_tasks
+    ]
     sentences += diverged(results)
     plastic = [result for result in results if result.config.plastic]
     sentences += [
@@ -37,12 +39,3 @@ def missing_from(results: Sequence[Result], methods: Sequence[str] = ()) -> list
         tasks = f"{config.benchmark} with {config.num_tasks} tasks of {config.dataset}"
         sentences.append(f"The paper has no numbers for {tasks}, so none stand beside ours.")
     return sentences
-
-
-def _tasks_so_far(result: Result) -> str:
-    """Where trials that did not diverge still have tasks to learn."""
-    lost = {divergence.trial - result.config.first_trial for divergence in result.diverged}
-    sound = [trial for trial in range(len(result.accuracy)) if trial not in lost]
-    learned = np.isfinite(np.diagonal(result.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
-    fewest, num_tasks = int(learned.min(initial=result.config.num_tasks)), result.config.num_tasks
-    return f"{result.config.method}: {fewest} of {num_tasks} tasks learned so far." if fewest < num_tasks else ""

@@ -105,7 +105,7 @@ def _benchmark_blocks(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -
     else:
         blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
     if variant := variant_results(sheets, benchmark):
-        blocks += [heading("With the steady trace, beside the same baselines"), *tables_of(variant, [])]
+        blocks += [heading("With the steady trace, beside the table's baselines"), *tables_of(variant, [])]
         blocks.append(figures(drawn["variant"], benchmark))
     sweeps = [drawing for part in ("sensitivity", "strengths") for drawing in drawn.get(part, [])]
     blocks.append(figures(sweeps, benchmark))
@@ -135,14 +135,16 @@ def _made_with(sheets: Sequence[Sheet]) -> list[Html]:
         device = str(sheet.about.get("gpu") or sheet.about.get("device") or "–")
         models = sum(len(result.accuracy) for result in sheet.entries.values())
         rows.append((f"{sheet.benchmark}, {sheet.part}", str(models), taken, device))
+    shown: set[str] = set()
     blocks = [table(Table("Times", ("sheet", "models", "time", "device"), rows))]
     commands = dict.fromkeys(str(sheet.about["command"]) for sheet in sheets if sheet.about.get("command"))
     if commands:
         blocks += [heading("Commands"), code("\n".join(commands))]
     for sheet in sheets:
-        if sheet.part == "table":
+        if sheet.part in ("table", "variant") or sheet.benchmark not in shown:
+            shown.add(sheet.benchmark)
             results = list(sheet.entries.values())
-            name = TITLES[sheet.benchmark]
+            name = TITLES[sheet.benchmark] + ("" if sheet.part == "table" else f", {sheet.part}")
             made = (data_table(results, f"Data of {name}"), versions_table(sheet.about, f"Versions of {name}"))
             beside = [table(content, "words") for content in made if content is not None]
             blocks.append(side_by_side([table(settings_table(results, f"Settings of {name}"), "words")], beside))

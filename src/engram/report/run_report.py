@@ -16,7 +16,7 @@ from engram.report.missing import missing_from
 from engram.report.page import render
 from engram.report.settings import data_table, settings_table, time_taken, versions_table
 from engram.results import Result
-from engram.tables import gains, summary
+from engram.tables import gains, so_far, summary
 
 
 def run_page(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) -> str:
@@ -43,8 +43,7 @@ def tables_of(results: Sequence[Result], said: Sequence[str]) -> list[Html]:
     """The table of methods and the table of pairs; what was said already is not said again below them."""
     made = summary(results)
     blocks = [table(dataclasses.replace(made, notes=tuple(note for note in made.notes if note not in said)))]
-    gained = gains(results)
-    return blocks if gained is None else [*blocks, table(gained)]
+    return blocks + [table(more) for more in (so_far(results), gains(results)) if more is not None]
 
 
 def _made_with(about: Mapping[str, Any], results: Sequence[Result]) -> list[Html]:

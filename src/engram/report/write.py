@@ -8,7 +8,7 @@ from engram.errors import InputError
 from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
 from engram.results import read_run, write_atomically
-from engram.sheets import holds_reproduction, read_reproduction
+from engram.sheets import begun_parts, holds_reproduction, read_reproduction
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -30,5 +30,9 @@ def make_page(folder: Path) -> str:
     """The page of a run, or of a reproduction."""
     if holds_reproduction(folder):
         return reproduction_page(read_reproduction(folder))
+    if folder.is_dir() and (begun := begun_parts(folder)):
+        raise InputError(f"the reproduction in {folder} has no finished part yet; begun: {', '.join(begun)}")
+    if folder.is_dir() and not any((folder / name).exists() for name in ("run.json", "accuracy.json")):
+        raise InputError(f"{folder} holds neither a run (run.json) nor a reproduction (such as split-mnist/table.json)")
     about, results = read_run(folder)
     return run_page(folder, about, results)

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from engram import metrics
-from engram.claims import FEWEST_PAIRS, Sheets, chance, claims, judge, points, where
+from engram.claims import claims
 from engram.comparisons import Pair, baseline_of, paper_value
 from engram.config import BENCHMARKS, PAPER_METHODS
-from engram.metrics import Estimate
 from engram.presets import PAPER_RESULTS, TITLES, preset
 from engram.reproduction.plan import CHOOSING
 from engram.reproduction.study import PLASTIC, changes_of
 from engram.results import Result, read_json
-from engram.sheets import tasks_learned
-from engram.tables import Table, number
+from engram.tables import Table, number, with_error
+from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
 
 NEAR = 3  # points within which a baseline counts as the paper's
 
@@ -77,41 +76,9 @@ def _trials(sheets: Sheets, benchmark: str) -> int:
     return max(len(result.accuracy) for result in sheets[benchmark, "table"].entries.values())
 
 
-def so_far_tables(sheets: Sheets) -> list[Table]:
-    """Of a benchmark that was not learned to its end: what there is."""
-    made = []
-    for benchmark in BENCHMARKS:
-        sheet = sheets.get((benchmark, "table"))
-        if sheet is None:
-            continue
-        learned = min(map(tasks_learned, sheet.entries.values()))
-        if learned == next(iter(sheet.entries.values())).config.num_tasks:
-            continue
-        rows = []
-        for method, result in sheet.entries.items():
-            accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
-            lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
-            rows.append(
-                (
-                    method,
-                    with_error(accuracy),
-                    str(accuracy.num_trials),
-                    lost or "none",
-                )
-            )
-        title = f"{TITLES[benchmark]} after {learned} of its tasks, where the run ended"
-        columns = ("method", "accuracy %", "trials", "diverged in")
-        made.append(Table(title, columns, rows))
-    return made
-
-
 def to_the_left(table: Table) -> str:
     """Of words, which read badly from the right."""
     return table.to_markdown().replace("---:", "---")
-
-
-def with_error(accuracy: Estimate) -> str:
-    return "–" if accuracy.num_trials == 0 else f"{number(100 * accuracy.mean, 2)} ± {number(100 * accuracy.sem, 2)}"
 
 
 def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -> Table:
@@ -129,6 +96,18 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
     title = f"{title}, less the same method without it: points of accuracy, paired by trial"
     last = "the paper's difference is" if against_paper else "the interval is"
     return Table(title, ("", "paper", "ours, 95% interval", "p", "pairs", last), rows)
+
+
+def worst_table(sheets: Sheets) -> Table:
+    """A mean can hide a trial that went wrong: the lowest of all trials, with the steady trace and without."""
+    rows = []
+    for benchmark in BENCHMARKS:
+        table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
+        for method, result in {} if table is None or variant is None else variant.entries.items():
+            assert table is not None
+            finals = [100 * r.average_accuracy[:, -1].min() for r in (table.entries[baseline_of(method)], result)]
+            rows.append((f"{TITLES[benchmark]}: {method}", *(number(float(value), 2) for value in finals)))
+    return Table("The worst trial, accuracy in %", ("", "without DHP", "with the steady trace"), rows)
 
 
 def claims_table(sheets: Sheets) -> Table:
@@ -150,25 +129,37 @@ def sensitivity_table(sheets: Sheets) -> Table:
     return Table(title, ("initial value", *(TITLES[benchmark] for benchmark in columns)), rows)
 
 
+def _grids(sheets: Sheets, benchmark: str) -> dict[str, dict[float, float]]:
+    """For each method the accuracy in % at each strength."""
+    grids: dict[str, dict[float, float]] = {}
+    for result in sheets[benchmark, "strengths"].entries.values():
+        assert result.config.strength is not None
+        grids.setdefault(result.config.method, {})[result.config.strength] = 100 * float(result.average_accuracy[0, -1])
+    return grids
+
+
+def grid_leads(sheets: Sheets, benchmark: str) -> tuple[int, int]:
+    """In how many penalties DHP is ahead, each method at the best strength of its grid; and of how many."""
+    grids = _grids(sheets, benchmark)
+    plastic = [method for method in grids if method.startswith("dhp+")]
+    won = sum(max(grids[method].values()) > max(grids[baseline_of(method)].values()) for method in plastic)
+    return won, len(plastic)
+
+
 def strength_tables(sheets: Sheets) -> list[Table]:
     """For each grid the best strength of each method, beside the paper's."""
     tables = []
     for benchmark in BENCHMARKS:
-        sheet = sheets.get((benchmark, "strengths"))
-        if sheet is None:
+        if (benchmark, "strengths") not in sheets:
             continue
-        by_method: dict[str, dict[float, float]] = {}
-        for result in sheet.entries.values():
-            assert result.config.strength is not None
-            accuracy = 100 * float(result.average_accuracy[0, -1])
-            by_method.setdefault(result.config.method, {})[result.config.strength] = accuracy
         rows = []
-        for method, grid in by_method.items():
+        for method, grid in _grids(sheets, benchmark).items():
             best = max(grid, key=lambda strength: grid[strength])
+            edge = " (at the edge)" if best in (min(grid), max(grid)) else ""
             papers = preset(benchmark, method).strength
             assert papers is not None
             curve = ", ".join(f"{strength:g}: {accuracy:.1f}" for strength, accuracy in sorted(grid.items()))
-            rows.append((method, f"{best:g}", f"{grid[best]:.2f}", f"{papers:g}", f"{grid[papers]:.2f}", curve))
+            rows.append((method, f"{best:g}{edge}", f"{grid[best]:.2f}", f"{papers:g}", f"{grid[papers]:.2f}", curve))
         columns = ("method", "best λ", "accuracy %", "paper's λ", "accuracy %", "all")
         tables.append(Table(f"{TITLES[benchmark]}, one seed, validation samples", columns, rows))
     return tables

@@ -67,6 +67,8 @@ def plan(
     """
     if most_trials is not None and most_trials < 1:
         raise InputError(f"there is at least one trial, not {most_trials}")
+    if quick:
+        most_trials = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
     for benchmark in benchmarks:
         check_choice("benchmark", benchmark, BENCHMARKS)
     for part in parts:
@@ -75,7 +77,7 @@ def plan(
         Part(
             part,
             benchmark,
-            _shortened(entries, QUICK[benchmark] if quick else {}, QUICK_TRIALS if quick else most_trials),
+            _shortened(entries, QUICK[benchmark] if quick else {}, most_trials),
         )
         for part in PARTS
         for benchmark in BENCHMARKS
