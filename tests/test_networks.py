@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from engram import DHPSoftmax, MatchedSoftmax, PlainSoftmax, preset
+from engram import DHPSoftmax, InputError, MatchedSoftmax, PlainSoftmax, preset
 from engram.build import build_model
 from engram.nn.networks import cnn_features, mlp_features
 
@@ -48,6 +48,32 @@ def test_matched_head_is_the_sum_of_its_weights_which_learn_alike() -> None:
     logits.square().sum().backward()
     assert torch.equal(head.weight.grad, head.extra.grad)
     assert not torch.equal(head.weight, head.extra)
+
+
+def test_a_matched_head_with_another_trace_begins_alike_and_learns_faster() -> None:
+    heads = []
+    for trace in (1.0, 2.0):
+        torch.manual_seed(0)
+        heads.append(MatchedSoftmax(4, 3, trace=trace).double())
+    usual, fast = heads
+    hidden = torch.rand(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(usual(hidden), fast(hidden))
+    moved = []
+    for head in heads:
+        before = head(hidden).detach()
+        head(hidden).square().sum().backward()
+        with torch.no_grad():
+            for theta in (head.weight, head.extra):
+                theta -= 1e-4 * theta.grad
+        moved.append(head(hidden) - before)
+    torch.testing.assert_close(moved[1], moved[0] * (1 + 2**2) / (1 + 1**2))
+    assert fast.weight_slopes()["alpha"].unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize("trace", [0.0, -1.0, float("nan")])
+def test_a_constant_trace_is_above_zero(trace: float) -> None:
+    with pytest.raises(InputError, match="trace must be above 0"):
+        MatchedSoftmax(4, 3, trace=trace)
 
 
 def test_plain_head_has_no_bias_and_ignores_the_targets() -> None:

@@ -198,6 +198,7 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
         {"alpha": "uniform", "regularize_alpha": True, "penalty_step": "gradient"},
         {"penalty_step": "gradient", "strength": 0.5},
         {"regularize_alpha": True},
+        {"baseline_trace": 2.0},
         {"eta_range": "unbounded", "eta": 0.3},
         {"fisher_labels": "exact"},
         {"fisher_labels": "sampled"},
@@ -217,7 +218,7 @@ GRID = {
     "dhp+si": [{"strength": 0.3}, {"strength": 30.0}, {"xi": 0.01}, {"eta": 0.5}, {"learning_rate": 0.03}],
     "ewc": [{"fisher_labels": "sampled", "strength": 10.0}, {"fisher_labels": "sampled", "strength": 90.0}],
     "dhp+online-ewc": [{"gamma": 0.1}, {"gamma": 0.9, "strength": 5.0}, {"penalty_step": "gradient", "strength": 0.1}],
-    "mas": [{}, {"strength": 9.0, "learning_rate": 0.005}],
+    "mas": [{}, {"strength": 9.0, "learning_rate": 0.005}, {"baseline_trace": 3.0}],
 }
 
 

@@ -161,7 +161,7 @@ def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
             trace_centred=config.trace_centred,
         )
     if config.baseline_head == "matched":
-        return MatchedSoftmax(width, num_classes)
+        return MatchedSoftmax(width, num_classes, trace=config.baseline_trace)
     return PlainSoftmax(width, num_classes)
 
 

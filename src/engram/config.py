@@ -61,6 +61,7 @@ class Config:
     trace_scale: float | None = None  # the root mean square at which each class's trace is read; None for as written
     trace_centred: bool = False  # write each class's mean less the mean of all classes of the batch
     baseline_head: str = "matched"
+    baseline_trace: float = 1.0  # the constant that stands in the place of a trace in the matched head
 
     # the penalty; None for the methods without
     strength: float | None = None
@@ -107,6 +108,7 @@ class Config:
         _check("eta", self.eta_range == "unbounded" or 0 <= self.eta <= 1, self, "in [0, 1]")
         _check("input_mean", abs(self.input_mean) <= LARGEST, self, "a number")
         _check("input_std", 0 < self.input_std <= LARGEST, self, "above 0")
+        _check("baseline_trace", 0 < self.baseline_trace <= LARGEST, self, "above 0")
         _check("alpha_init", 0 <= self.alpha_init <= LARGEST, self, "at least 0")
         _check("trace_scale", self.trace_scale is None or 0 < self.trace_scale <= LARGEST, self, "above 0")
         _check("learning_rate", 0 < self.learning_rate <= LARGEST, self, "above 0")

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.nn.dhp import DHPSoftmax
+from engram.errors import InputError
+from engram.nn.dhp import DHPSoftmax, plastic_weight
 
 
 class PlainSoftmax(nn.Linear):
@@ -26,24 +27,32 @@ class PlainSoftmax(nn.Linear):
 
 
 class MatchedSoftmax(DHPSoftmax):
-    """The paper's baseline, as large as the plastic layer by an extra set of slow weights:  z = (θ + θ′) h.
+    """The paper's baseline, as large as the plastic layer by an extra set of slow weights:  z = (θ + c θ′) h.
 
-    Both sets learn, so the layer's effective learning rate is twice that of a plain one. It is the plastic layer with
-    a trace of ones that is never written (η = 0): so the two have tensors of the same shapes, and a stack of models
-    trains them as one.
+    Both sets learn, so the layer's effective learning rate is 1 + c² times that of a plain one: twice, for the paper's
+    c = 1. It is the plastic layer with a constant trace that is never written (η = 0): so the two have tensors of the
+    same shapes, and a stack of models trains them as one.
+
+    Args:
+        trace: c. θ′ starts smaller by as much, so that the initial weights do not depend on it.
     """
 
     plastic_parameters = ()  # θ′ is as slow as θ
 
-    def __init__(self, in_features: int, out_features: int):
+    def __init__(self, in_features: int, out_features: int, *, trace: float = 1.0):
+        if not trace > 0:
+            raise InputError(f"trace must be above 0, not {trace}")
+        self.constant = trace
         super().__init__(in_features, out_features, eta=0)
         self.eta.requires_grad_(False)
 
     def reset_parameters(self) -> None:
         for parameter in (self.weight, self.extra):
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+        with torch.no_grad():
+            self.extra.div_(self.constant)
         nn.init.zeros_(self.eta)
-        nn.init.ones_(self.hebb)
+        nn.init.constant_(self.hebb, self.constant)
 
     @property
     def extra(self) -> nn.Parameter:
@@ -51,7 +60,7 @@ class MatchedSoftmax(DHPSoftmax):
         return self.alpha
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
-        return F.linear(hidden, self.weight + self.extra)
+        return F.linear(hidden, plastic_weight(self.weight, self.extra, self.hebb))
 
     def dynamics(self) -> dict[str, Tensor]:
         """It has none."""

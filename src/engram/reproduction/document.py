@@ -13,6 +13,7 @@ from engram.presets import PAPER_RESULTS, STEADY, TITLES
 from engram.reproduction.document_tables import (
     baseline_table,
     claims_table,
+    control_table,
     data_table,
     differences,
     forgetting_table,
@@ -75,6 +76,7 @@ def write_document(results: Path) -> str:
         ABOUT_STEADY,
         differences(steady_pairs(sheets), "The steady trace", against_paper=False).to_markdown(),
         worst_table(sheets).to_markdown(),
+        control_table(sheets).to_markdown(),
         "![the differences with the steady trace](images/reproduction-steady.png)",
         _steady_settings(),
         HOW_IT_WAS_FOUND,

@@ -12,7 +12,7 @@ from engram.comparisons import Pair, baseline_of, paper_value
 from engram.config import BENCHMARKS, PAPER_METHODS
 from engram.presets import PAPER_RESULTS, TITLES, preset
 from engram.reproduction.plan import CHOOSING
-from engram.reproduction.study import PLASTIC, changes_of
+from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
 from engram.results import Result, read_json
 from engram.tables import Table, number, with_error
 from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
@@ -96,6 +96,22 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
     title = f"{title}, less the same method without it: points of accuracy, paired by trial"
     last = "the paper's difference is" if against_paper else "the interval is"
     return Table(title, ("", "paper", "ours, 95% interval", "p", "pairs", last), rows)
+
+
+def control_table(sheets: Sheets) -> Table:
+    """The steady trace against a constant one of its size, which lets the layer learn as fast and knows nothing."""
+    entries = sheets["split-mnist", "study"].entries
+    rows = []
+    for method in PLASTIC:
+        steady = entries[f"steady trace: {method}"].average_accuracy[:, -1]
+        name = baseline_of(method)
+        usual, control = (entries[f"{change}: {name}"].average_accuracy[:, -1] for change in (BASE, CONTROL))
+        differences = (metrics.paired_difference(*pair) for pair in ((control, usual), (steady, control)))
+        rows.append((name, *map(points, differences)))
+    columns = ("", "a constant trace adds to the baseline", "the steady trace adds to that")
+    return Table(
+        "The control, on Split MNIST in the study's trials: points of accuracy, paired by trial", columns, rows
+    )
 
 
 def worst_table(sheets: Sheets) -> Table:

@@ -10,6 +10,7 @@ from engram.presets import STEADY, preset
 
 STUDY_TRIALS = 5
 BASE = "as in the table"
+CONTROL = "baseline with a constant trace of 2"  # as large as the steady one, but of nothing
 PLASTIC = tuple(method for method in PAPER_METHODS if method.startswith("dhp"))
 BASELINES = tuple(method for method in PAPER_METHODS if method not in PLASTIC)
 WITH_PENALTY = tuple(method for method in PAPER_METHODS if method not in ("finetune", "dhp"))
@@ -46,6 +47,7 @@ CHANGES: dict[str, Change] = {
     "γ = 0.9": Change({"gamma": 0.9}, WITH_FISHER),
     "γ = 0.5": Change({"gamma": 0.5}, WITH_FISHER),
     "plain baseline": Change({"baseline_head": "plain"}, BASELINES),
+    CONTROL: Change({"baseline_trace": STEADY["trace_scale"]}, BASELINES),
     "trace read at scale 1": Change({"trace_scale": 1.0}, PLASTIC),
     "trace read at scale 2": Change({"trace_scale": 2.0}, PLASTIC),
     "trace centred": Change({"trace_centred": True}, PLASTIC),
