@@ -156,7 +156,7 @@ def test_differences_without_a_pair_are_left_out() -> None:
 def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
     sheets = read_reproduction(RESULTS).sheets
     entries = sheets["split-mnist", "study"].entries
-    rows = {row[0]: row for row in study_table(sheets).rows}
+    rows = {row[0]: row for row in study_table(sheets, "split-mnist").rows}
     standardised = entries["inputs standardised: finetune"].average_accuracy[:, -1]
     unbounded = entries["η unbounded, inputs standardised: dhp"].average_accuracy[:, -1]
     gain = 100 * (unbounded - standardised).mean()

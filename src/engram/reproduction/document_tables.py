@@ -98,9 +98,9 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
     return Table(title, ("", "paper", "ours, 95% interval", "p", "pairs", last), rows)
 
 
-def control_table(sheets: Sheets) -> Table:
+def control_table(sheets: Sheets, benchmark: str) -> Table:
     """The steady trace against a constant one of its size, which lets the layer learn as fast and knows nothing."""
-    entries = sheets["split-mnist", "study"].entries
+    entries = sheets[benchmark, "study"].entries
     rows = []
     for method in PLASTIC:
         steady = entries[f"steady trace: {method}"].average_accuracy[:, -1]
@@ -181,11 +181,11 @@ def strength_tables(sheets: Sheets) -> list[Table]:
     return tables
 
 
-def study_table(sheets: Sheets) -> Table:
+def study_table(sheets: Sheets, benchmark: str) -> Table:
     """Changes down; for each method without DHP its accuracy, and what DHP adds to it with the same change."""
-    sheet = sheets["split-mnist", "study"]
+    sheet = sheets[benchmark, "study"]
     rows = []
-    for change, made in changes_of("split-mnist").items():
+    for change, made in changes_of(benchmark).items():
         cells = []
         for method in PLASTIC:
             plastic = sheet.entries.get(f"{change}: {method}") or sheet.entries[f"{made.beside}: {method}"]
@@ -199,7 +199,9 @@ def study_table(sheets: Sheets) -> Table:
             cells += [number(100 * ours.mean, 2), points(gain)]
         rows.append((change, *cells))
     columns = [word for method in PLASTIC for word in (baseline_of(method), "DHP adds")]
-    title = f"Split MNIST, {num_models(sheets, 'split-mnist', 'study')} networks, five trials, a seed of its own"
+    config = next(iter(sheet.entries.values())).config
+    models, trials = num_models(sheets, benchmark, "study"), f"{config.trials} trials, a seed of its own"
+    title = f"{TITLES[benchmark]}, {config.num_tasks} tasks: {models} networks, {trials}"
     return Table(title, ("change", *columns), rows)
 
 

@@ -27,16 +27,17 @@ so the differences above are those *at the paper's strengths*.
 """
 
 ABOUT_STUDY = """
-Everything as in the table but for the change, on Split MNIST at full length. A change of the baselines alone, or of
-DHP alone, is compared with the other as it is without the change. With five trials only large effects show. **What
-matters:**
+Everything as in the table but for the change: on Split MNIST at full length, and for what may matter where classes
+come back in every task on a shorter Permuted MNIST (fewer tasks, a tenth of the digits, small batches; on a CPU). A
+change of the baselines alone, or of DHP alone, is compared with the other as it is without the change. With so few
+trials only large effects show. **What matters:**
 
 - *The scale of the activations.* Standardised inputs or He's initialisation raise every method to where consolidation
   has little left to do, and leave little between DHP and the baseline. Without them the hidden activations of these
   networks, and with them the trace, are small: the plastic part adds little to the weights in force, and its gradient
   little to the rate at which they learn. DHP then behaves like the *plain* baseline, and the baseline with the extra
   set of slow weights, which has twice the rate, is ahead of both.
-- *The baseline.* Against the plain head, DHP with consolidation is level.
+- *The baseline.* Against the plain head, DHP with consolidation is level, on either benchmark.
 - *The size at which the trace is read.* Read at a fixed size it matters: more to gain under consolidation, more to
   lose without.
 - *The number of epochs.* With few, DHP loses more under consolidation; with many, less.
@@ -48,9 +49,9 @@ matters:**
 
 ABOUT_STEADY = """
 Two things stand in the way of the paper's form: a trace whose size is that of the activations, and a trace that
-starts with hardly any weight. On Permuted MNIST, where classes come back in every task, there is a third: what
-consolidation holds is θ, and the trace beside it is free to move (among the candidates below, the one that left it so
-lost under Online EWC). The steady trace changes these:
+starts with hardly any weight. On Permuted MNIST, where classes come back in every task, there may be a third: what
+consolidation holds is θ, and the trace beside it is free to move. Among the candidates below, one that left it so
+lost under Online EWC; in the study it made no difference. The steady trace changes these:
 
 - each class writes its mean activation *less the mean over the classes of the batch*, slowly and at a fixed rate, so
   that the trace is a mean over many thousand batches and tells a class from the others;
@@ -63,11 +64,11 @@ lost under Online EWC). The steady trace changes these:
 `engram run BENCHMARK --methods dhp+si --steady` runs it, and `engram.preset(BENCHMARK, METHOD,
 **engram.presets.STEADY)` is the same from Python. **Use it with consolidation.** Alone, a network with it learns each
 task better and forgets the earlier ones all the faster. Cautions: it was compared with baselines at the paper's
-strengths, not at the best for each. Part of what it could do is to let the output layer learn faster; on Split MNIST
-a baseline with a constant trace of the same size, which learns as fast, gained little of it under SI and Online EWC,
-and a good part under MAS (the table of the control). Elsewhere that control was not run. Single trials can go wrong,
-as the table of the worst shows: on the imbalanced benchmark one with SI collapsed in a late task and recovered in
-part. On Split MNIST, in the study above, a form in which η is learned was better still; it was not tried elsewhere.
+strengths, not at the best for each. Part of what it could do is to let the output layer learn faster; a baseline with
+a constant trace of the same size, which learns as fast, gains only a part of it (the tables of the control): on Split
+MNIST little under SI and Online EWC and a good part under MAS. Single trials can go wrong, as the table of the worst
+shows: on the imbalanced benchmark one with SI collapsed in a late task and recovered in part. On Split MNIST, in the
+study above, a form in which η is learned was better still; it was not tried elsewhere.
 """
 
 HOW_IT_WAS_FOUND = """
