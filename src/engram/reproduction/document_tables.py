@@ -109,9 +109,8 @@ def control_table(sheets: Sheets, benchmark: str) -> Table:
         differences = (metrics.paired_difference(*pair) for pair in ((control, usual), (steady, control)))
         rows.append((name, *map(points, differences)))
     columns = ("", "a constant trace adds to the baseline", "the steady trace adds to that")
-    return Table(
-        "The control, on Split MNIST in the study's trials: points of accuracy, paired by trial", columns, rows
-    )
+    title = f"The control, {TITLES[benchmark]} as in the study: points of accuracy, paired by trial"
+    return Table(title, columns, rows)
 
 
 def worst_table(sheets: Sheets) -> Table:
