@@ -16,7 +16,7 @@ FLOORS = [
     {"build", "stack", "comparisons", "sheets"},
     {"train", "shares", "tables", "verdicts"},
     {"checkpoint", "figures", "claims"},
-    {"experiment"},
+    {"experiment", "overview"},
     {"news"},
     {"runs", "display", "cli_data", "bench", "report"},
     {"cli_run", "cli_bench", "reproduction"},

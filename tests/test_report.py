@@ -14,7 +14,6 @@ import pytest
 
 from engram.errors import InputError
 from engram.figures import write_figures
-from engram.figures.reproduction import variant_results
 from engram.presets import preset
 from engram.report import write_report
 from engram.report.blocks import facts, notice, paragraph, table
@@ -25,6 +24,7 @@ from engram.report.settings import in_words
 from engram.results import FORMAT, Divergence, Result, write_result
 from engram.sheets import Reproduction, Sheet, sheet_path, write_sheet
 from engram.tables import Table
+from engram.verdicts import variant_results
 
 NAN = math.nan
 PARTS = ("table", "variant", "sensitivity", "strengths", "study")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 from engram.cli_data import DataFolder
-from engram.cli_run import load_or_fetch, stopping
+from engram.cli_run import Device, Precision, StackSize, load_or_fetch, stopping
 from engram.config import BENCHMARKS, Config
 from engram.data.samples import Dataset
 from engram.display import STEPS, columns
@@ -40,11 +40,9 @@ def reproduce(
         int | None, typer.Option(metavar="N", help="At most so many trials of anything.", show_default="the paper's")
     ] = None,
     data: DataFolder = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    precision: Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")] = "tf32",
-    stack: Annotated[
-        int | None, typer.Option(metavar="N", help="At most so many models at a time.", show_default="all that fit")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = "tf32",
+    stack: StackSize = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the results.", show_default="reproduction, or reproduction-quick"),

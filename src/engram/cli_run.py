@@ -28,6 +28,12 @@ from engram.runs import check_options, default_folder, has_begun, read_unfinishe
 
 INTERRUPTED = 130  # the exit code, as shells number it
 
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
+Precision = Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")]
+StackSize = Annotated[
+    int | None, typer.Option(metavar="N", help="At most so many models at a time.", show_default="all that fit")
+]
+
 
 def run(
     context: typer.Context,
@@ -66,11 +72,9 @@ def run(
         typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
     ] = None,
     data: DataFolder = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
-    precision: Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")] = "tf32",
-    stack: Annotated[
-        int | None, typer.Option(metavar="N", help="At most so many models at a time.", show_default="all that fit")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = "tf32",
+    stack: StackSize = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="runs/…")
     ] = None,

@@ -10,6 +10,7 @@ from engram.comparisons import Pair, pairs
 from engram.config import BENCHMARKS
 from engram.metrics import Estimate
 from engram.presets import TITLES
+from engram.results import Result
 from engram.sheets import Sheet
 
 Sheets = Mapping[tuple[str, str], Sheet]
@@ -74,12 +75,19 @@ def table_pairs(sheets: Sheets) -> list[Pair]:
 
 def steady_pairs(sheets: Sheets) -> list[Pair]:
     """The same with the steady trace, against the table's baselines."""
-    return [
-        pair
-        for benchmark in BENCHMARKS
-        if (benchmark, "variant") in sheets and (benchmark, "table") in sheets
-        for pair in pairs(list({**sheets[benchmark, "table"].entries, **sheets[benchmark, "variant"].entries}.values()))
-    ]
+    return [pair for benchmark in BENCHMARKS for pair in pairs(variant_results(sheets, benchmark))]
+
+
+def variant_results(sheets: Sheets, benchmark: str) -> Sequence[Result]:
+    """The variant's methods with the table's baselines, which it shares; in the table's order."""
+    variant = sheets.get((benchmark, "variant"))
+    if variant is None:
+        return []
+    of_variant = {result.config.method: result for result in variant.entries.values()}
+    table = sheets.get((benchmark, "table"))
+    both = {} if table is None else {result.config.method: result for result in table.entries.values()}
+    plastic_left_out = [m for m, result in both.items() if result.config.plastic and m not in of_variant]
+    return [result for method, result in (both | of_variant).items() if method not in plastic_left_out]
 
 
 def points(difference: Estimate) -> str:

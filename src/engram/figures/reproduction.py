@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from engram.comparisons import Pair, pairs
+from engram.comparisons import pairs
 from engram.figures.against import differences
 from engram.figures.curves import accuracy_curves
 from engram.figures.drawing import Drawing
 from engram.figures.dynamics import has_dynamics, trace_dynamics
 from engram.figures.run import draw
 from engram.figures.settings import sensitivity, strengths
-from engram.results import Result
 from engram.sheets import Sheet
+from engram.verdicts import steady_pairs, table_pairs, variant_results
 
 
 def draw_reproduction(sheets: Mapping[tuple[str, str], Sheet]) -> dict[str, list[Drawing]]:
@@ -27,12 +27,7 @@ def draw_reproduction(sheets: Mapping[tuple[str, str], Sheet]) -> dict[str, list
 
 def draw_overview(sheets: Mapping[tuple[str, str], Sheet]) -> list[Drawing]:
     """All differences of the table in one forest, and those with the steady trace in another."""
-    tables: list[Pair] = []
-    variants: list[Pair] = []
-    for (benchmark, part), sheet in sheets.items():
-        if part == "table":
-            tables += pairs(list(sheet.entries.values()))
-            variants += pairs(variant_results(sheets, benchmark))
+    tables, variants = table_pairs(sheets), steady_pairs(sheets)
     drawn = [differences(tables)] if tables else []
     if variants:
         drawn.append(_of_variant(differences(variants)))
@@ -54,18 +49,6 @@ def draw_benchmark(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> d
         if (benchmark, part) in sheets:
             drawn[part] = [make(list(sheets[benchmark, part].entries.values()))]
     return drawn
-
-
-def variant_results(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> Sequence[Result]:
-    """The variant's methods with the table's baselines, which it shares; in the table's order."""
-    variant = sheets.get((benchmark, "variant"))
-    if variant is None:
-        return []
-    of_variant = {result.config.method: result for result in variant.entries.values()}
-    table = sheets.get((benchmark, "table"))
-    both = {} if table is None else {result.config.method: result for result in table.entries.values()}
-    plastic_left_out = [m for m, result in both.items() if result.config.plastic and m not in of_variant]
-    return [result for method, result in (both | of_variant).items() if method not in plastic_left_out]
 
 
 def _of_variant(drawing: Drawing) -> Drawing:

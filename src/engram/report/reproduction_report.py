@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from engram import metrics
-from engram.claims import claims
-from engram.comparisons import paper_value
 from engram.config import METHODS
-from engram.figures.reproduction import draw_benchmark, draw_overview, variant_results
+from engram.figures.reproduction import draw_benchmark, draw_overview
 from engram.figures.style import percent
+from engram.overview import accuracy_table, claims_table, transfer_table
 from engram.presets import TITLES
 from engram.report.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
 from engram.report.missing import missing_from
@@ -19,7 +17,8 @@ from engram.report.run_report import tables_of
 from engram.report.settings import data_table, in_words, settings_table, versions_table
 from engram.results import Result
 from engram.sheets import Reproduction, Sheet
-from engram.tables import Table, number
+from engram.tables import Table
+from engram.verdicts import variant_results
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
 
@@ -28,9 +27,9 @@ def reproduction_page(reproduction: Reproduction) -> str:
     """One page of everything that was reproduced so far."""
     sheets = reproduction.sheets
     benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in sheets))
-    columns = {name: list(sheets[name, "table"].entries.values()) for name in benchmarks if (name, "table") in sheets}
-    overview = [*_overview(columns), figures(draw_overview(sheets), "overview")]
-    if columns and not reproduction.quick:
+    has_table = any(part == "table" for _, part in sheets)
+    overview = [*_overview(sheets, has_table), figures(draw_overview(sheets), "overview")]
+    if has_table and not reproduction.quick:
         overview.append(table(claims_table(sheets), "words"))
     sections = [Section("overview", "Overview", overview)]
     for benchmark in benchmarks:
@@ -50,47 +49,10 @@ def reproduction_page(reproduction: Reproduction) -> str:
     )
 
 
-def claims_table(sheets: Mapping[tuple[str, str], Sheet]) -> Table:
-    """What the paper says, and what these numbers say to it."""
-    rows = [(made.claim, made.verdict, made.sure, made.evidence) for made in claims(sheets)]
-    return Table("The paper's claims", ("claim", "verdict", "how sure", "evidence"), rows)
-
-
-def accuracy_table(columns: Mapping[str, Sequence[Result]]) -> Table:
-    """The paper's Table I with ours before it: methods down, benchmarks across."""
-
-    def cell(result: Result) -> str:
-        paper = paper_value(result)
-        ours = percent(metrics.estimate(result.average_accuracy[:, -1]))
-        return f"{ours} / {'–' if paper is None else f'{paper[0]:.2f}'}"
-
-    return _across("Average accuracy in % after all tasks: ours ± SEM / the paper's", columns, cell)
-
-
-def transfer_table(columns: Mapping[str, Sequence[Result]]) -> Table:
-    """BWT in the same shape."""
-
-    def cell(result: Result) -> str:
-        paper = paper_value(result)
-        return f"{number(metrics.estimate(result.bwt).mean, 3)} / {'–' if paper is None else f'{paper[1]:.2f}'}"
-
-    return _across("Backward transfer, below zero is forgetting: ours / the paper's", columns, cell)
-
-
-def _across(title: str, columns: Mapping[str, Sequence[Result]], cell: Any) -> Table:
-    by_benchmark = {name: {r.config.method: r for r in results} for name, results in columns.items()}
-    methods = [method for method in METHODS if any(method in entries for entries in by_benchmark.values())]
-    rows = [
-        (method, *(cell(entries[method]) if method in entries else "not run" for entries in by_benchmark.values()))
-        for method in methods
-    ]
-    return Table(title, ("method", *(TITLES[name] for name in columns)), rows)
-
-
-def _overview(columns: Mapping[str, Sequence[Result]]) -> list[Html]:
-    if not columns:
+def _overview(sheets: Mapping[tuple[str, str], Sheet], has_table: bool) -> list[Html]:
+    if not has_table:
         return [paragraph("No benchmark has results of the paper's methods yet, so there is no table to show.")]
-    return [table(accuracy_table(columns)), table(transfer_table(columns))]
+    return [table(accuracy_table(sheets)), table(transfer_table(sheets))]
 
 
 def _benchmark_blocks(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> list[Html]:

@@ -9,21 +9,19 @@ from pathlib import Path
 from engram import metrics
 from engram.comparisons import baseline_of
 from engram.config import BENCHMARKS
+from engram.overview import accuracy_table, claims_table, transfer_table
 from engram.presets import PAPER_RESULTS, STEADY, TITLES
 from engram.reproduction.document_tables import (
     baseline_table,
-    claims_table,
     control_table,
     data_table,
     differences,
-    forgetting_table,
     grid_leads,
     read_selection,
     selection_tables,
     sensitivity_table,
     strength_tables,
     study_table,
-    table_one,
     times_table,
     to_the_left,
     worst_table,
@@ -53,8 +51,8 @@ def write_document(results: Path) -> str:
         INTRODUCTION,
         _in_short(sheets, results),
         "## Table I: ours and the paper's",
-        table_one(sheets).to_markdown(),
-        forgetting_table(sheets).to_markdown(),
+        accuracy_table(sheets).to_markdown(),
+        transfer_table(sheets).to_markdown(),
         *_so_far(sheets),
         baseline_table(sheets).to_markdown(),
         _why_baselines_differ(sheets),

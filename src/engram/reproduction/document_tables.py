@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engram import metrics
-from engram.claims import claims
-from engram.comparisons import Pair, baseline_of, paper_value
-from engram.config import BENCHMARKS, PAPER_METHODS
+from engram.comparisons import Pair, baseline_of
+from engram.config import BENCHMARKS
 from engram.presets import PAPER_RESULTS, TITLES, preset
 from engram.reproduction.plan import CHOOSING
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
-from engram.results import Result, read_json
+from engram.results import read_json
 from engram.tables import Table, number, with_error
 from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
 
@@ -39,41 +38,6 @@ def baseline_table(sheets: Sheets) -> Table:
                 rows.append((f"{TITLES[benchmark]}: {method}", f"{distance:+.2f}", near, number(100 * last.mean, 1)))
     columns = ("", "ours less the paper's", f"within {NEAR} points", "last task when just learned, %")
     return Table("The baselines, in points of accuracy", columns, rows)
-
-
-def table_one(sheets: Sheets) -> Table:
-    """Methods down, benchmarks across: ours ± SEM / the paper's."""
-
-    def cell(result: Result) -> str:
-        accuracy = metrics.estimate(result.average_accuracy[:, -1])
-        theirs = paper_value(result)
-        paper = "–" if theirs is None else f"{theirs[0]:.2f}"
-        return f"{with_error(accuracy)} / {paper}"
-
-    return _across(sheets, "Average accuracy in % after all tasks, ours ± SEM / the paper's", cell)
-
-
-def forgetting_table(sheets: Sheets) -> Table:
-    def cell(result: Result) -> str:
-        theirs = paper_value(result)
-        paper = "–" if theirs is None else f"{theirs[1]:.2f}"
-        return f"{number(metrics.estimate(result.bwt).mean, 3)} / {paper}"
-
-    return _across(sheets, "Backward transfer, ours / the paper's; below zero is forgetting", cell)
-
-
-def _across(sheets: Sheets, title: str, cell: Callable[[Result], str]) -> Table:
-    columns = [benchmark for benchmark in BENCHMARKS if (benchmark, "table") in sheets]
-    rows = [
-        (method, *(cell(sheets[benchmark, "table"].entries[method]) for benchmark in columns))
-        for method in PAPER_METHODS
-    ]
-    trials = ("trials", *(str(_trials(sheets, benchmark)) for benchmark in columns))
-    return Table(title, ("method", *(TITLES[benchmark] for benchmark in columns)), [*rows, trials])
-
-
-def _trials(sheets: Sheets, benchmark: str) -> int:
-    return max(len(result.accuracy) for result in sheets[benchmark, "table"].entries.values())
 
 
 def to_the_left(table: Table) -> str:
@@ -123,11 +87,6 @@ def worst_table(sheets: Sheets) -> Table:
             finals = [100 * r.average_accuracy[:, -1].min() for r in (table.entries[baseline_of(method)], result)]
             rows.append((f"{TITLES[benchmark]}: {method}", *(number(float(value), 2) for value in finals)))
     return Table("The worst trial, accuracy in %", ("", "without DHP", "with the steady trace"), rows)
-
-
-def claims_table(sheets: Sheets) -> Table:
-    rows = [(made.claim, f"**{made.verdict}**", made.sure, made.evidence) for made in claims(sheets)]
-    return Table("What the paper says, and what our numbers say", ("claim", "verdict", "how sure", "evidence"), rows)
 
 
 def sensitivity_table(sheets: Sheets) -> Table:
@@ -247,5 +206,6 @@ def times_table(sheets: Sheets) -> Table:
             (f"{TITLES[benchmark]}: {part}", str(num_models(sheets, benchmark, part)), f"{about['seconds']:.0f}", where)
         )
     commands = dict.fromkeys(str(sheet.about["command"]) for sheet in sheets.values())
-    notes = ("\n".join(["```", *commands, "```"]),)
+    remarks = [f"{TITLES[b]}, {part}: {s.about['note']}." for (b, part), s in sheets.items() if "note" in s.about]
+    notes = ("\n".join(["```", *commands, "```"]), *remarks)
     return Table("Seconds of computing, of each part", ("part", "networks", "seconds", "on"), rows, notes)
