@@ -29,6 +29,7 @@ from engram import Divergence, Progress, Result, preset
 from engram.cli import main
 from engram.config import PAPER_METHODS, load_config
 from engram.display import RunDisplay
+from engram.presets import STEADY
 from engram.reproduction import plan as planning
 from engram.sheets import read_sheet
 
@@ -970,3 +971,18 @@ def test_a_folder_with_brackets_in_its_name_is_just_a_folder(engram: Engram, tmp
     outcome = engram("run", "split-mnist", *QUICK, "--methods", "finetune", "--out", out)
     assert (outcome.code, outcome.err) == (0, "")
     assert f"Results are in {out}" in outcome.out
+
+
+def test_the_steady_trace_is_of_the_plastic_methods_alone(engram: Engram, out: Path) -> None:
+    quick = ["--dataset", "mnist-small", "--trials", "1", "--epochs", "1", "--tasks", "1", "--set", "max_samples=20"]
+    engram("run", "split-mnist", "--methods", "si,dhp+si", "--steady", "--set", "eta=0.5", *quick, "--out", str(out))
+    kept = {method: load_config(out / method / "config.toml").to_dict() for method in ("si", "dhp+si")}
+    assert {name: kept["dhp+si"][name] for name in STEADY} == {**STEADY, "eta": 0.5}, "what is set goes before"
+    usual = preset("split-mnist", "si").to_dict()
+    assert {name: kept["si"][name] for name in STEADY if name != "eta"} == {n: usual[n] for n in STEADY if n != "eta"}
+
+
+def test_the_steady_trace_without_a_plastic_method_is_refused(engram: Engram, out: Path) -> None:
+    line = engram.refusal("run", "split-mnist", "--methods", "finetune,si", "--steady", "--out", out)
+    assert "--steady is a form of DHP" in line
+    assert not out.exists()

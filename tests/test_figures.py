@@ -30,10 +30,12 @@ from engram.figures import (
     strengths,
     to_svg,
     trace_dynamics,
+    write_figures,
 )
 from engram.figures.style import COLOURS
 from engram.presets import PAPER_RESULTS, preset
 from engram.results import Divergence, Result
+from engram.sheets import Sheet, sheet_path, write_sheet
 
 NAN = math.nan
 
@@ -382,3 +384,27 @@ def test_the_same_results_give_the_same_bytes(format: str) -> None:
     results = [make_result("dhp"), make_result("finetune")]
     first, again = ([drawing.to_bytes(format) for drawing in draw(results)] for _ in range(2))
     assert first == again
+
+
+def unfinished(method: str) -> Result:
+    """The first task of two learned, by the paper's own settings but for the number of trials."""
+    config = preset("split-mnist", method, trials=2)
+    accuracy = np.full((2, 5, 5), NAN)
+    accuracy[:, 0, 0] = 0.9
+    return make_result(method, config=config, accuracy=accuracy, untrained=np.full((2, 5), 0.5))
+
+
+def test_nothing_is_drawn_of_an_end_that_was_not_reached() -> None:
+    results = [unfinished("finetune"), unfinished("dhp")]
+    drawn = {drawing.name: drawing for drawing in draw(results)}
+    assert "paper" not in drawn
+    assert "differences" not in drawn
+    labels = [text.get_text() for text in drawn["accuracy"].figure.legends[0].get_texts()]
+    assert labels == ["finetune (–)", "dhp (–)"]
+
+
+def test_a_reproduction_of_which_nothing_is_drawn_says_so(tmp_path: Path) -> None:
+    sheet = Sheet("study", "split-mnist", {"a change: dhp": make_result()}, {"data": []})
+    write_sheet(sheet, sheet_path(tmp_path, "split-mnist", "study"))
+    with pytest.raises(InputError, match="has no part that is drawn"):
+        write_figures(tmp_path, tmp_path / "figures")
