@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -702,7 +703,11 @@ def test_an_interrupted_run_keeps_what_was_learned_and_says_how_to_go_on(out: Pa
     arguments = ["run", "split-mnist", *QUICK, "--epochs", "1000", "--methods", "finetune", "--out", str(out)]
     command = [sys.executable, "-m", "engram", *arguments]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, encoding="utf-8", env=environment()) as process:
+    # Tests that run in the background of a shell are told to ignore the signal, and what they start would be too.
+    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, encoding="utf-8", env=environment(), preexec_fn=listen
+    ) as process:
         for _ in range(600):
             if ((out / "log.txt").exists() and (out / "log.txt").read_text()) or process.poll() is not None:
                 break

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engram.comparisons import paper_value
 from engram.display import print_table
 from engram.presets import PAPER_RESULTS, preset
 from engram.results import Divergence, Result
@@ -262,3 +263,13 @@ def test_a_diverged_trial_is_in_no_pair() -> None:
 @pytest.mark.parametrize("methods", [["finetune"], ["dhp"], ["finetune", "si", "mas"], ["si", "dhp+mas"]])
 def test_without_pairs_there_are_no_gains(methods: list[str]) -> None:
     assert gains([make_result(method, (0.5, 0.9)) for method in methods]) is None
+
+
+@pytest.mark.parametrize("changes", [{"max_samples": 100}, {"examine": "validation"}, {"num_tasks": 3}])
+def test_the_paper_has_no_numbers_for_other_samples_or_tasks(changes: dict[str, Any]) -> None:
+    config = preset("split-mnist", "dhp", trials=1, **changes)
+    tasks = config.num_tasks
+    result = Result(config, np.zeros((1, tasks, tasks)), np.zeros((1, tasks)))
+    assert paper_value(result) is None
+    usual = Result(preset("split-mnist", "dhp", trials=1), np.zeros((1, 5, 5)), np.zeros((1, 5)))
+    assert paper_value(usual) == PAPER_RESULTS["split-mnist"]["dhp"]
