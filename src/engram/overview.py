@@ -10,7 +10,7 @@ from engram.comparisons import paper_value
 from engram.config import BENCHMARKS, METHODS
 from engram.presets import TITLES
 from engram.results import Result
-from engram.tables import Table, number, with_error
+from engram.tables import Table, final_accuracy, number
 from engram.verdicts import Sheets
 
 
@@ -19,8 +19,7 @@ def accuracy_table(sheets: Sheets) -> Table:
 
     def cell(result: Result) -> str:
         paper = paper_value(result)
-        ours = with_error(metrics.estimate(result.average_accuracy[:, -1]))
-        return f"{ours} / {'–' if paper is None else f'{paper[0]:.2f}'}"
+        return f"{final_accuracy(result)} / {'–' if paper is None else f'{paper[0]:.2f}'}"
 
     return _across(sheets, "Average accuracy in % after all tasks: ours ± SEM / the paper's", cell)
 

@@ -106,6 +106,16 @@ def with_error(accuracy: Estimate) -> str:
     return "–" if accuracy.num_trials == 0 else f"{number(100 * accuracy.mean, 2)} ± {number(100 * accuracy.sem, 2)}"
 
 
+def final_accuracy(result: Result) -> str:
+    """After the last task, over the trials that were learned to their end; of how many, where some diverged."""
+    accuracy = metrics.estimate(result.average_accuracy[:, -1])
+    if not result.diverged:
+        return with_error(accuracy)
+    if accuracy.num_trials == 0:
+        return "diverged"
+    return f"{with_error(accuracy)} ({accuracy.num_trials} of {len(result.accuracy)} trials)"
+
+
 def gains(results: Sequence[Result]) -> Table | None:
     """What the DHP Softmax adds to each method that was run with it and without; None if there is none."""
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from engram.config import BENCHMARKS
 from engram.presets import PAPER_RESULTS, TITLES, preset
 from engram.reproduction.plan import CHOOSING
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
-from engram.results import read_json
+from engram.results import Result, read_json
 from engram.tables import Table, number, with_error
 from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
 
@@ -84,9 +85,28 @@ def worst_table(sheets: Sheets) -> Table:
         table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
         for method, result in {} if table is None or variant is None else variant.entries.items():
             assert table is not None
-            finals = [100 * r.average_accuracy[:, -1].min() for r in (table.entries[baseline_of(method)], result)]
-            rows.append((f"{TITLES[benchmark]}: {method}", *(number(float(value), 2) for value in finals)))
+            pair = (table.entries[baseline_of(method)], result)
+            rows.append((f"{TITLES[benchmark]}: {method}", *map(_worst, pair)))
     return Table("The worst trial, accuracy in %", ("", "without DHP", "with the steady trace"), rows)
+
+
+def _worst(result: Result) -> str:
+    return "diverged" if result.diverged else number(100 * float(result.average_accuracy[:, -1].min()), 2)
+
+
+def diverged_table(sheets: Sheets) -> Table:
+    """Where trials were lost: they are left out of every mean, and their pairs out of every difference."""
+    rows = []
+    for (benchmark, part), sheet in sheets.items():
+        for method, result in sheet.entries.items() if part in ("table", "variant") else ():
+            if result.diverged:
+                lost = Counter(divergence.task + 1 for divergence in result.diverged)
+                where = ", ".join(f"{lost[task]} in task {task}" for task in sorted(lost))
+                form = f"{method}, steady trace" if part == "variant" else method
+                rows.append(
+                    (f"{TITLES[benchmark]}: {form}", f"{len(result.diverged)} of {len(result.accuracy)}", where)
+                )
+    return Table("Trials that diverged", ("", "trials", "when"), rows)
 
 
 def sensitivity_table(sheets: Sheets) -> Table:

@@ -98,7 +98,7 @@ class OneByOne:
         for learner in self.learners:
             seen = read_dynamics(learner.model)
             rows.append([float(seen[name]) if seen else float("nan") for name in DYNAMICS])
-        return torch.tensor(rows, dtype=torch.float64)
+        return torch.tensor(rows, dtype=torch.float64, device=self.device)
 
     def finite(self) -> Tensor:
         return torch.tensor(

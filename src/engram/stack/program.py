@@ -105,7 +105,7 @@ class SideBySide:
         return torch.cat([program.train(piece) for program in self.programs])
 
     def dynamics(self) -> Tensor:
-        return torch.cat([program.dynamics().cpu() for program in self.programs])
+        return torch.cat([program.dynamics() for program in self.programs])
 
     def finite(self) -> Tensor:
         return torch.cat([program.finite().cpu() for program in self.programs])
