@@ -95,11 +95,14 @@ afterwards; the candidates by a script that was not kept, from the settings that
 
 On the mixture the DHP Softmax as in the paper *diverged* in every trial with consolidation, though η was bounded, and
 in none without: so its three comparisons there could not be made. Nothing that is not consolidated diverged, with DHP
-or without. One and the same trial of SI, Online EWC and SI with the steady trace was lost within a few steps, so on
-the same samples. Both speak for a penalty whose own gradient step is too long where an importance is large, and for
-strengths that are too large again. This was not looked into further, and was seen on the GPU only. An earlier run of
-five trials, ended in its fifth task, showed the same but for a trial of DHP alone that was lost as well, and is not
-counted here.
+or without. The dynamics in the results show how it comes to that: *η is learned up to its bound at one*, where the
+trace is no memory any more but the mean activations of the batch at hand. The batch then reads, in the row of each of
+its labels, what those labels have just written: in training a way to a low loss that there is not in evaluation,
+which also fits how much DHP alone loses there. The trace is large on this network, α grows on, and the more under
+consolidation, which holds θ. What tips it over in the end was not looked into further; the penalties' own steps
+cannot (they are proximal). One and the same trial of SI, Online EWC and SI with the steady trace was lost within a
+few steps, so on the same samples. All this was seen on the GPU only. An earlier run of five trials, ended in its
+fifth task, showed the same but for a trial of DHP alone that was lost as well, and is not counted here.
 
 The same settings in a stack of another size may round otherwise on a GPU. Where trials differ in length, that shows:
 five trials of `dhp` on the imbalanced benchmark stand both in the table and among the initial values of η, and are
