@@ -13,7 +13,7 @@ FLOORS = [
     {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets"},
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results"},
-    {"build", "stack", "comparisons", "sheets"},
+    {"build", "stack", "comparisons", "sheets", "tensorfile"},
     {"train", "shares", "tables", "verdicts"},
     {"checkpoint", "figures", "claims"},
     {"experiment", "overview"},

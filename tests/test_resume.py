@@ -472,6 +472,6 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("engram.checkpoint.write_atomically", full)
+    monkeypatch.setattr("engram.tensorfile.write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
         begin(tmp_path / "run")

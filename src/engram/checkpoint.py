@@ -7,28 +7,24 @@ It is written beside its place and moved there, by a thread of its own, while th
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from engram.config import Config
 from engram.errors import DivergedError, InputError
 from engram.learner import Learner, Record, TrialOutcome
-from engram.results import write_atomically
 from engram.shares import Key, Outcomes
+from engram.tensorfile import read_tensors, write_tensors
 from engram.train import Place
 
-FORMAT = 1
+KIND, FORMAT = "checkpoint", 2
 NAME = "checkpoint.safetensors"
 SECONDS_BETWEEN = 180.0  # at most so much work is lost
 TASK_END_FACTOR = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
@@ -64,7 +60,6 @@ class Checkpoints:
         self.wait()
         tensors = _tensors_of(learners, outcomes, place)
         header = {
-            "format": FORMAT,
             "configs": digest(configs),
             "stack": stack,
             "limit": limit,
@@ -77,8 +72,7 @@ class Checkpoints:
 
     def _write(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         try:
-            described = {"engram": json.dumps(header | {"checksum": _checksum(header, tensors)})}
-            write_atomically(self.path, save(tensors, described))
+            write_tensors(self.path, KIND, FORMAT, header, tensors)
         except Exception as reason:  # told by the next `wait`: a thread of its own could tell nobody
             self.failed = reason
 
@@ -100,19 +94,8 @@ class Checkpoints:
         """What was kept of a run of these configs; None if nothing was yet."""
         if not self.path.exists():
             return None
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["engram"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-            if int(header["format"]) > FORMAT:
-                raise InputError(f"{self.path} was written by a newer version of Engram")
-            if header.pop("checksum") != _checksum(header, tensors):
-                raise ValueError("its checksum is another")
-        except InputError:
-            raise
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as reason:
-            raise InputError(f"{self.path} is not a checkpoint of Engram, or is damaged ({reason})") from reason
-        if header["configs"] != digest(configs):
+        header, tensors = read_tensors(self.path, KIND, FORMAT)
+        if header.get("configs") != digest(configs):
             raise InputError(f"the settings beside {self.path} were changed since the run began")
         return Checkpoint(self.path, header, tensors)
 
@@ -198,11 +181,3 @@ def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
 def digest(configs: Sequence[Config]) -> str:
     """By which settings that were changed since are told."""
     return hashlib.sha256("\n".join(config.to_toml() for config in configs).encode()).hexdigest()
-
-
-def _checksum(header: dict[str, Any], tensors: dict[str, Tensor]) -> int:
-    """Of all that is kept: a checkpoint that was damaged on its disk is not to go on unseen."""
-    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
-    for name in sorted(tensors):
-        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
-    return value

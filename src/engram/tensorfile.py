@@ -1,0 +1,70 @@
+"""Tensors with a JSON header in one safetensors file: no code can be hidden in it, and damage does not go unseen.
+
+What Engram keeps of a network (checkpoints of a run, models of one's own) is such a file. Its header is under
+`engram` in the metadata of the file, which every reader of safetensors can show; it says of what kind the file is, by
+which format it was written, and holds a checksum of all that is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from engram.errors import InputError
+from engram.results import write_atomically
+
+
+def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a file of a kind, whole or not at all. `header` is anything that JSON can hold."""
+    content = {**header, "kind": kind, "format": form}
+    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    described = json.dumps({**content, "checksum": _checksum(content, on_host)}, allow_nan=False)
+    write_atomically(path, save(on_host, {"engram": described}))
+
+
+def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of a file of a kind; one that is another, damaged, or of a later format is refused whole."""
+    article = "an" if kind[0] in "aeiou" else "a"
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["engram"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+        if header["kind"] != kind:
+            raise ValueError(f"it is of the kind {header['kind']!r}")
+        if int(header["format"]) > newest:
+            raise InputError(f"{path} was written by a newer version of Engram: this one reads formats up to {newest}")
+        if header.pop("checksum") != _checksum(header, tensors):
+            raise ValueError("its checksum is another")
+    except InputError:
+        raise
+    except FileNotFoundError as reason:
+        raise InputError(f"there is no file {path}") from reason
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as reason:
+        raise InputError(f"{path} is not {article} {kind} of Engram, or is damaged ({_said(reason)})") from reason
+    return header, tensors
+
+
+def _said(reason: Exception) -> str:
+    """What went wrong in one line; a KeyError alone would be a mere name."""
+    return f"it has no {reason}" if isinstance(reason, KeyError) else str(reason).splitlines()[0]
+
+
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+    value = zlib.crc32(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        described = f"{name} {tensors[name].dtype} {list(tensors[name].shape)}"
+        value = zlib.crc32(bytes_of(tensors[name]), zlib.crc32(described.encode(), value))
+    return value
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Its values as they lie in memory, also of types that NumPy does not have."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
