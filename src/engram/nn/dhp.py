@@ -23,15 +23,33 @@ def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[
     So h̃ = shareᵀ h is the mean activation of every class at once (Algorithm 1, lines 3 to 6). Returns the shares
     (…, B, C), and which classes are present (…, C, 1) as ones and zeros.
     """
-    member = torch.eq(target.unsqueeze(-1), _class_numbers(num_classes, target.device)).to(dtype)  # (…, B, C)
+    numbers = _class_numbers(num_classes, target.device)
+    member = torch.eq(target.unsqueeze(-1), numbers).to(dtype)  # (…, B, C)
     count = member.sum(dim=-2, keepdim=True)  # (…, 1, C)
     return member.div_(count.clamp(min=1)), count.clamp(max=1).mT
 
 
-@lru_cache(maxsize=16)
 def _class_numbers(num_classes: int, device: torch.device) -> Tensor:
+    if torch.compiler.is_compiling():  # a compiler keeps it in its own way
+        return torch.arange(num_classes, device=device)
+    return _kept_class_numbers(num_classes, device)
+
+
+@lru_cache(maxsize=16)
+def _kept_class_numbers(num_classes: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # it is kept for training too
         return torch.arange(num_classes, device=device)
+
+
+@torch.library.custom_op("engram::kept", mutates_args=())
+def _kept(tensor: Tensor) -> Tensor:
+    """A copy, for the backward pass: a compiler would else read the trace there when it has been written over."""
+    return tensor.clone()
+
+
+@_kept.register_fake
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor)
 
 
 def plastic_weight(weight: Tensor, alpha: Tensor, hebb: Tensor) -> Tensor:
@@ -204,7 +222,7 @@ class DHPSoftmax(nn.Module):
         weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
             eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
-        if self.literal:
+        if self.literal and not torch.compiler.is_compiling():  # a compiler finds the derivatives itself
             logits, written = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
         else:
             written = self._written(hidden if self.trace_gradient else hidden.detach(), target)
@@ -225,7 +243,8 @@ class DHPSoftmax(nn.Module):
         if self.trace_centred:
             mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True).clamp(min=1)
         eta = self.eta if self.trace_gradient else self.eta.detach()
-        return self.hebb + eta * present * (mean - self.hebb)
+        before = _kept(self.hebb) if torch.compiler.is_compiling() else self.hebb
+        return before + eta * present * (mean - before)
 
     def read(self, hebb: Tensor) -> Tensor:
         """The trace as Eq. 2 sees it: of the root mean square `trace_scale` in each class, or as it was written.

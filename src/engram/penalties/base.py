@@ -134,6 +134,9 @@ class Penalty(ABC):
         """Free the memory of the last `pull`, for who has a copy of it."""
         self._pull = None
 
+    def after_backward(self, scale: float = 1.0) -> None:  # noqa: B027 - most penalties rightly do nothing here
+        """Called directly after backward(), where gradients are then clipped or unscaled. Only SI looks at them."""
+
     def after_step(self) -> None:  # noqa: B027 - most penalties rightly do nothing here
         """Called after each step of the optimizer. Only SI watches the path that the weights take."""
 

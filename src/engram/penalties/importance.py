@@ -31,7 +31,9 @@ def mean_per_sample(
     device = next(iter(parameters.values())).device
     total = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
     num_samples = 0
-    with frozen(model), known_layers(model), torch.no_grad():
+    # squares of small gradients are what half precision cannot hold
+    full_precision = torch.autocast(device.type, enabled=False)
+    with frozen(model), known_layers(model), torch.no_grad(), full_precision:
         for batch in batches:
             inputs, targets = (part if part is None else part.to(device) for part in unpack(batch))
             assert inputs is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from engram.errors import InputError
 from engram.penalties.base import Penalty
 
+LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
+
 
 class SI(Penalty):
     """SI (Zenke et al. 2017). `strength` is its c; importance is gathered while a task is learned.
@@ -19,10 +22,11 @@ class SI(Penalty):
     path_k ← path_k − g_k Δθ_k            after each step, g the gradient of the task's loss alone
     Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
 
-    Three traps are avoided here. The penalty's own gradient is no part of g: where `loss()` went into the
-    backward pass, it is taken out again (if gradients are clipped, or scaled for mixed precision, only
-    `proximal_step` keeps it out). A path that raised the loss makes a weight unimportant, not of
-    negative importance. What is remembered of the weights is copies, never views of the live ones.
+    Four traps are avoided here. The penalty's own gradient is no part of g: where `loss()` went into the
+    backward pass, it is taken out again. Nor is g what clipping or a GradScaler makes of the gradient: where
+    there is either, call `after_backward` before it; a loop that forgets to is told so. A path that raised the loss
+    makes a weight unimportant, not of negative importance. What is remembered of the weights is copies, never views
+    of the live ones.
 
     Args:
         xi: ξ > 0, which keeps the importance of weights that hardly moved finite.
@@ -43,6 +47,8 @@ class SI(Penalty):
         if not (math.isfinite(xi) and xi > 0):
             raise InputError(f"xi must be a positive number, not {xi}")
         self.xi = xi
+        self.task_gradient: dict[str, Tensor] = {}  # g, where it was taken before the gradient was changed
+        self.watches: dict[str, _Watch] = {}  # over gradients, from the first step on
         self._start_task()
 
     def _start_task(self) -> None:
@@ -51,21 +57,77 @@ class SI(Penalty):
         self.path: dict[str, Tensor] = {name: torch.zeros_like(theta) for name, theta in self.start.items()}
 
     @torch.no_grad()
+    def after_backward(self, scale: float = 1.0) -> None:
+        """Take g from `.grad` before it is unscaled or clipped. Call it directly after the last backward() of a step.
+
+        `scale` is by what the loss was multiplied: `scaler.get_scale()` with a GradScaler.
+        """
+        if not (math.isfinite(scale) and scale > 0):
+            raise InputError(f"the scale of the loss must be a positive number, not {scale}")
+        if self.before is self.start:  # once a task, since it makes a GPU wait
+            self._refuse_forgotten(scale)
+        self._refuse_changed("SI.after_backward() must come directly after backward(), before unscale_() and clipping")
+        gradient = self._gradient_of_the_task()
+        self.task_gradient = gradient if scale == 1 else {name: g / scale for name, g in gradient.items()}
+
+    @torch.no_grad()
     def after_step(self) -> None:
         """Follow the step just taken. Call it while `.grad` still holds what the step was made from."""
         if all(theta.grad is None for theta in self.parameters.values()):
             raise InputError(
                 "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
             )
+        if not self.task_gradient:
+            self._refuse_changed(
+                "the gradients were changed after backward(), by clipping, a GradScaler or the optimizer itself: "
+                "call penalty.after_backward(), with a GradScaler's scale, before that"
+            )
+        gradient = self.task_gradient or self._gradient_of_the_task()
         if self.before is self.start:
             self.before = {name: theta.clone() for name, theta in self.start.items()}
-        of_penalty = self.gradient_within(self.before)
         for name, theta in self.parameters.items():
-            if theta.grad is not None:
-                g = theta.grad - of_penalty[name] if of_penalty else theta.grad
-                self.path[name].addcmul_(g, theta - self.before[name], value=-1)
+            if name in gradient:
+                move = theta - self.before[name]
+                # a weight that stood still has come no way, even where a GradScaler left out a step of infinities
+                g = gradient[name].masked_fill(move == 0, 0)
+                self.path[name].addcmul_(g, move, value=-1)
             self.before[name].copy_(theta)
         self.gradient_share = None
+        self.task_gradient = {}
+        self._watch_gradients()
+
+    def _gradient_of_the_task(self) -> dict[str, Tensor]:
+        """`.grad` less what `loss` put into it."""
+        of_penalty = self.gradient_within(self.before)
+        return {
+            name: theta.grad - of_penalty[name] if of_penalty else theta.grad.clone()
+            for name, theta in self.parameters.items()
+            if theta.grad is not None
+        }
+
+    def _refuse_forgotten(self, scale: float) -> None:
+        """`loss` knows by how much it was multiplied; far more than `scale` was a GradScaler's doing."""
+        share = 1.0 if self.gradient_share is None else float(self.gradient_share)
+        if math.isfinite(share) and share / scale > LARGEST_SHARE:
+            raise InputError(
+                f"the loss was multiplied by {share:g} before backward(): "
+                "call penalty.after_backward(scale=scaler.get_scale())"
+            )
+
+    def _watch_gradients(self) -> None:
+        """From a first step on, and not before: Engram's own engine, which has no use for it, never comes here."""
+        for name, theta in self.parameters.items():
+            if name not in self.watches or self.watches[name].theta() is not theta:
+                self.watches[name] = _Watch(theta)
+
+    def _refuse_changed(self, sentence: str) -> None:
+        """A gradient that was changed in place since backward() left it is not g."""
+        for name, theta in self.parameters.items():
+            if name in self.watches and self.watches[name].sees_a_change(theta):
+                raise InputError(sentence)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "watches": {}}  # a copy has parameters of its own, which nobody watches yet
 
     def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
         """End the task. SI needs no data for it."""
@@ -81,3 +143,20 @@ class SI(Penalty):
     def remember(self, importance: dict[str, Tensor]) -> None:
         super().remember(importance)
         self._start_task()
+
+
+class _Watch:
+    """Notes in which version backward() leaves the gradient of a weight, so that a change in place shows later."""
+
+    def __init__(self, theta: nn.Parameter):
+        self.theta = weakref.ref(theta)
+        self.version: int | None = None
+        theta.register_post_accumulate_grad_hook(self)
+
+    def __call__(self, theta: Tensor) -> None:
+        self.version = None if theta.grad is None else theta.grad._version
+
+    def sees_a_change(self, theta: nn.Parameter) -> bool:
+        if theta is not self.theta() or theta.grad is None or self.version is None:
+            return False
+        return theta.grad._version != self.version

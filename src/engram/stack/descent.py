@@ -39,7 +39,7 @@ class Descent(Protocol):
 def own_method(penalty: Penalty) -> str | None:
     """The name of a method by which a penalty steps otherwise than the quadratic form; None if there is none."""
     kind = type(penalty)
-    for name in ("loss", "gradient", "pull", "proximal_step", "after_step"):
+    for name in ("loss", "gradient", "pull", "proximal_step", "after_backward", "after_step"):
         usual = {getattr(Penalty, name), getattr(SI, name)}
         if getattr(kind, name) not in usual or name in vars(penalty):
             return name
@@ -238,9 +238,11 @@ class ContractDescent:
         self.optimizer.zero_grad()
         if learner.config.penalty_step == "gradient":
             (loss + learner.penalty.loss()).backward()
+            learner.penalty.after_backward()
             self.optimizer.step()
         else:
             loss.backward()
+            learner.penalty.after_backward()
             self.optimizer.step()
             learner.penalty.proximal_step(learner.config.learning_rate)
         learner.penalty.after_step()

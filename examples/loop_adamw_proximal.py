@@ -1,0 +1,29 @@
+"""AdamW with the proximal step in place of the penalty in the loss: stable however large the importances have grown."""
+
+import torch
+from digits import show
+from torch.nn.functional import cross_entropy
+
+STRENGTH = 1000.0
+LEARNING_RATE = 0.001
+
+
+def optimizer(model):
+    # weight decay pulls to zero what consolidation holds at its anchor: leave it out of the plastic head
+    slow = [theta for name, theta in model.named_parameters() if not name.startswith("head.")]
+    head = list(model.head.parameters())
+    return torch.optim.AdamW([{"params": slow}, {"params": head, "weight_decay": 0.0}], lr=LEARNING_RATE)
+
+
+def learn(model, penalty, optimizer, batches):
+    for inputs, targets in batches:
+        loss = cross_entropy(model(inputs, targets), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        penalty.proximal_step(LEARNING_RATE)
+        penalty.after_step()
+
+
+if __name__ == "__main__":
+    show("AdamW with the proximal step", learn, optimizer, STRENGTH)
