@@ -1,4 +1,4 @@
-"""The scripts of the guide to loops of one's own run and learn; that SI is right in each is tested with numbers elsewhere."""
+"""The scripts of the guide to loops of one's own run and learn; SI's numbers in such loops are tested elsewhere."""
 
 from __future__ import annotations
 

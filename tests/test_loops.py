@@ -1,4 +1,4 @@
-"""The head and the penalties in loops of people's own: every optimizer, mixed precision, compiled, clipped, accumulated."""
+"""Head and penalties in loops of people's own: all optimizers, half precision, compiled, clipped, accumulated."""
 
 from __future__ import annotations
 
