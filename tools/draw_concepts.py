@@ -49,14 +49,14 @@ def trace_by_batches() -> Figure:
     grid = figure.subplots(len(rates), len(after) + 1, squeeze=False)
     seen = batches(task) * 4
     threes = torch.cat([inputs[targets == 3] for inputs, targets in batches(task)]).mean(dim=0)
-    for line, rate in zip(grid, rates, strict=True):
+    for k, (line, rate) in enumerate(zip(grid, rates, strict=True)):
         head = engram.DHPSoftmax(784, 10, eta=rate)  # on the pixels themselves, so that its trace is an image
         for n, (inputs, targets) in enumerate(seen[: after[-1]], start=1):
             head(inputs, targets)
             if n in after:
                 axes = line[after.index(n)]
                 show_digit(axes, head.hebb[3])
-                if line is grid[0]:
+                if k == 0:
                     axes.set_title(f"{n} batch{'es' * (n > 1)}", fontsize=SMALL)
         line[0].set_ylabel(f"η = {rate}", fontsize=MEDIUM)
         show_digit(line[-1], threes)
@@ -150,7 +150,9 @@ def pull_of_the_anchor() -> Figure:
     tidy(paths, "steps", "θ")
     paths.text(40, 1.06, "what the new task wants", fontsize=SMALL, ha="right")
     paths.text(40, -0.96, "anchor θ*", fontsize=SMALL, ha="right")
-    figure.legend(*paths.get_legend_handles_labels(), frameon=False, fontsize=SMALL, ncols=4, loc="outside lower center")
+    figure.legend(
+        *paths.get_legend_handles_labels(), frameon=False, fontsize=SMALL, ncols=4, loc="outside lower center"
+    )
     return figure
 
 

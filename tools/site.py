@@ -1,4 +1,4 @@
-"""A hook of MkDocs: links that leave docs/ become plain text, since a site has no repository around it."""
+"""Hooks of MkDocs: links that leave docs/ become plain text, and equations in docstrings stay as they are set."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#)[^)#]+)(?:#[^)]*)?\)")
 
+EQUATION = re.compile(r"<p>(?=[^<]*\S {2,}\S)")  # the docstrings' sentences have no two spaces in a row
 
 unwritten: set[Path] = set()  # pages that the menu names, and that are not there
 
@@ -33,6 +34,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f"`{path}`" if path.endswith(words.strip("`/")) else f"{words} (`{path}`)"
 
     return LINK.sub(as_text, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """A paragraph whose words were set apart by spaces is an equation."""
+    return EQUATION.sub('<p class="equation">', html) if page.file.src_uri.startswith("api/") else html
 
 
 def _written(nav: list[Any], docs: Path) -> list[Any]:
