@@ -99,7 +99,8 @@ def test_no_block_of_python_is_overlooked() -> None:
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         assert len(blocks_of(text)) == len(re.findall(r"```\s*py", text)), f"{name_of(path)} has another kind of fence"
-        assert text.count("<!-- before:") == len([found for found in BLOCK.finditer(text) if found["before"]])
+        hidden = re.findall(r"^<!-- before:", text, re.MULTILINE)
+        assert len(hidden) == len([found for found in BLOCK.finditer(text) if found["before"]]), name_of(path)
 
 
 # --- commands
@@ -137,7 +138,7 @@ def test_a_command_with_a_mistake_is_found() -> None:
 def test_targets_of_make_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for path in PAGES:
-        for target in re.findall(r"(?:^|`)make (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+        for target in re.findall(r"(?:^|`)make ([\w-]+)", path.read_text(encoding="utf-8"), re.MULTILINE):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name_of(path)} names make {target}"
 
 
