@@ -1,10 +1,11 @@
 # make env     the environment in .venv        make test    its tests
 # make demo    Split MNIST, all methods        make check   tests, lint and types
+# make docs    the documentation in site/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test check lint clean
+.PHONY: env demo test check lint docs clean
 
 env: .venv/.made
 
@@ -31,5 +32,9 @@ lint: env
 	$(BIN)/ruff format --check src tests tools
 	$(BIN)/mypy
 
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: env
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ FLOORS = [
     {"train", "shares", "tables", "verdicts"},
     {"checkpoint", "figures", "claims"},
     {"experiment", "overview"},
-    {"news"},
+    {"news", "logs"},
     {"runs", "display", "cli_data", "bench", "report"},
     {"cli_run", "cli_bench", "reproduction"},
     {"cli_reproduce"},

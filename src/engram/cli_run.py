@@ -22,6 +22,7 @@ from engram.data.samples import Dataset
 from engram.data.sources import is_present, named_folder
 from engram.display import RunDisplay, print_tables
 from engram.errors import InputError, check_choice
+from engram.logs import check_log
 from engram.presets import STEADY, preset
 from engram.results import Result
 from engram.runs import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
@@ -78,6 +79,10 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="runs/…")
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="LOG", help="tensorboard: event files in DIR/tensorboard.", show_default=False),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Go on with the run in this folder, that was stopped.", show_default=False),
@@ -105,6 +110,7 @@ def run(
         changes |= parse_setting(setting)
     configs = _configs(benchmark, methods, changes, steady)
     check_options(configs, device, precision, stack)  # before anything is downloaded
+    check_log(log)
     datasets = load_or_fetch(configs[0], data, console)
     folder = out or default_folder(configs[0].benchmark)
     with _watched(configs, folder, console) as display:
@@ -116,6 +122,7 @@ def run(
             device=device,
             precision=precision,
             max_stack=stack,
+            log=log,
             report=display.show,
         )
     _finish(results, folder, console)

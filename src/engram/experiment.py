@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Progress:
     task: int  # that is being learned, or that has been
     results: list[Result] | None = None  # after a task: what there is so far, a result for each config
     note: str | None = None  # something worth a line in a log
+    configs: Sequence[Config] = ()
+    outcomes: Outcomes = field(default_factory=dict)  # of all trials so far, as they stand: they grow with the run
 
 
 Report = Callable[[Progress], None]
@@ -212,11 +214,11 @@ class _Experiment:
 
         def moved() -> None:
             say(program.notes)
-            self.report(Progress(self._share_of_whole(k, place), place.task))
+            self._tell(self._share_of_whole(k, place), place.task)
 
         def learned(n: int) -> None:
             results = gather(self.configs, self.outcomes, self.data)
-            self.report(Progress(self._share_of_whole(k, place), n, results))
+            self._tell(self._share_of_whole(k, place), n, results)
 
         def keep(task_ended: bool) -> None:
             at_the_end = place.task == len(batches.streams[0]) and k + 1 == len(self.shares)
@@ -234,4 +236,7 @@ class _Experiment:
         return (sum(sizes[:k]) + done * sizes[k]) / sum(sizes)
 
     def _note(self, share: float, note: str) -> None:
-        self.report(Progress(share, 0, note=note))
+        self._tell(share, 0, note=note)
+
+    def _tell(self, share: float, task: int, results: list[Result] | None = None, note: str | None = None) -> None:
+        self.report(Progress(share, task, results, note, self.configs, self.outcomes))

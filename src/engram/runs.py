@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from engram.config import METHODS, Config, load_config
 from engram.data.samples import Dataset
 from engram.errors import InputError, check_choice
 from engram.experiment import Progress, Report, Setting, check_own, run_on
+from engram.logs import TensorBoard, check_log
 from engram.news import News
 from engram.results import (
     FORMAT,
@@ -53,14 +55,17 @@ def run_methods(
     device: str = "auto",
     precision: str = "tf32",
     max_stack: int | None = None,
+    log: str | None = None,
     seconds_between: float = SECONDS_BETWEEN,
     report: Report = lambda progress: None,
 ) -> list[Result]:
     """Run all configs together on the same data. What is learned is safe in the folder, whatever happens next.
 
-    `command` is kept, for whoever wants to run it again; `seconds_between` is the time from checkpoint to checkpoint.
+    `command` is kept, for whoever wants to run it again; `log="tensorboard"` writes event files into the folder too;
+    `seconds_between` is the time from checkpoint to checkpoint.
     """
     where = check_options(configs, device, precision, max_stack)
+    check_log(log)
     check_buildable(configs, datasets)
     folder = claim_folder(folder, "run.json")
     with sole_writer(folder):
@@ -76,6 +81,7 @@ def run_methods(
             "device": str(where),
             "precision": precision,
             "max_stack": max_stack,
+            "log": log,
             "settings": digest(configs),
             "versions": versions(),
             "surroundings": surroundings(where),
@@ -111,6 +117,7 @@ def resume_methods(
         if now != then:
             raise InputError(f"the data are not those that the run in {folder} began with")
         where = check_options(configs, *options)
+        check_log(description.get("log"))
         check_buildable(configs, datasets)
         changed = [
             f"{name} {made_with.get(name)} is now {value}"
@@ -167,6 +174,7 @@ def _go_on(
 ) -> list[Result]:
     """From the folder's checkpoint to the end; from the beginning, where there is none yet."""
     log, news = start_log(folder), News()
+    watchers = [*_logs(folder, description), report]
     started = time.monotonic()
 
     def keep(progress: Progress) -> None:
@@ -174,7 +182,8 @@ def _go_on(
             log(line)
         for result in progress.results or ():
             write_result(result, folder / result.config.method)
-        report(progress)
+        for watch in watchers:
+            watch(progress)
 
     device, precision, max_stack = (description[name] for name in ("device", "precision", "max_stack"))
     setting = Setting(device, precision, max_stack, checkpoints=checkpoints)
@@ -188,6 +197,14 @@ def _go_on(
     checkpoints.remove()
     log(f"done in {time.monotonic() - started:.1f} s")
     return results
+
+
+def _logs(folder: Path, description: dict[str, Any]) -> list[Report]:
+    """What the run is told to besides. On going on they begin again, from what the checkpoint has."""
+    if description.get("log") is None:
+        return []
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    return [TensorBoard(folder / "tensorboard")]
 
 
 def check_options(configs: Sequence[Config], device: str, precision: str, max_stack: int | None) -> torch.device:
