@@ -25,8 +25,8 @@ Inputs = Tensor | Sequence[Tensor]
 def fold(model: nn.Module) -> nn.Module:
     """A copy of a model in evaluation mode, whose plastic heads are plain layers: what it computes stays the same.
 
-    Every module with a `fold` method (`DHPSoftmax`, `MatchedSoftmax`, one of your own) gives way to what that returns. A
-    `torch.nn.Linear` is then called as the head was: it takes a target too, and ignores it. The model itself stays as
+    Every module with a `fold` method (`DHPSoftmax`, `MatchedSoftmax`, one of your own) gives way to what that returns.
+    A `torch.nn.Linear` is then called as the head was: it takes a target too, and ignores it. The model itself stays as
     it is, and can go on learning.
     """
     folded: dict[int, nn.Module] = {}  # one that is registered twice stays one
@@ -154,7 +154,7 @@ def _as_batch(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _any_batch(batch: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
-    """What to trace a model with, and that its first axis may have any length: a length of 1 PyTorch would hold fixed."""
+    """What to trace a model with, and that its first axis may be of any length: PyTorch would fix one of length 1."""
     size = torch.export.Dim("batch")
     return tuple(torch.cat([x, x]) for x in batch), tuple({0: size} for _ in batch)
 
@@ -165,15 +165,17 @@ def _attempt(model: nn.Module, write: Callable[[], bytes]) -> bytes:
         with _quiet():
             return write()
     except Exception as reason:
-        lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
-        said = lines[0] if lines else type(reason).__name__
+        first: BaseException = reason
+        while first.__cause__ is not None:
+            first = first.__cause__
+        said = next((line.strip() for line in str(first).splitlines() if line.strip()), type(first).__name__)
         raise InputError(f"{type(model).__name__} cannot be exported: {said}") from reason
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what the exporters say of packages that are not there and of their own future."""
-    log = logging.getLogger("torch.onnx")
+    log = logging.getLogger("torch")
     level = log.level
     log.setLevel(logging.ERROR)
     try:

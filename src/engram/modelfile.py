@@ -134,7 +134,7 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
 
 
 def _settings(penalty: Penalty) -> dict[str, Any]:
-    """The numbers and words that a penalty was made with, as they are now; its memory says which weights it protects."""
+    """The numbers and words that a penalty was made with, as they are now; its memory says what it protects."""
     given = {name: getattr(penalty, name, None) for name in inspect.signature(type(penalty)).parameters}
     settings = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
     return settings | {"protect": "in-force" if penalty.fast else "slow"}
@@ -152,7 +152,7 @@ def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Map
 
 
 def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:
-    """What the user says of the model, if JSON gives it back as it was: a key 0 would return as "0", a pair as a list."""
+    """What the user says of the model, if JSON gives it back as it was: a key 0 would return as "0"."""
     if about is None:
         return {}
     try:
