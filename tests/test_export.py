@@ -203,7 +203,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
         def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
             return inputs, inputs + 1
 
-    with pytest.raises(InputError, match="Unsure cannot be exported: .+") as error:
+    with pytest.raises(InputError, match=r"Unsure cannot be exported: .+") as error:
         export_program(Unsure(), tmp_path / "model", torch.rand(3, 2))
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="gives one tensor, not a tuple"):
