@@ -4,6 +4,8 @@ from engram.config import Config, load_config
 from engram.data import streams
 from engram.errors import InputError, NotFiniteError
 from engram.experiment import Progress, run, run_many
+from engram.export import export_onnx, export_program, fold
+from engram.modelfile import load_model, save_model
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
@@ -28,9 +30,14 @@ __all__ = [
     "Progress",
     "Result",
     "__version__",
+    "export_onnx",
+    "export_program",
+    "fold",
     "load_config",
+    "load_model",
     "preset",
     "run",
     "run_many",
+    "save_model",
     "streams",
 ]

@@ -24,16 +24,29 @@ from engram.results import write_atomically
 
 def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a file of a kind, whole or not at all. `header` is anything that JSON can hold."""
-    content = {**header, "kind": kind, "format": form}
-    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    described = json.dumps({**content, "checksum": _checksum(content, on_host)}, allow_nan=False)
-    write_atomically(path, save(on_host, {"engram": described}))
+    described = {**header, "kind": kind, "format": form}
+    on_host = _apart({name: _on_host(name, tensor) for name, tensor in tensors.items()})
+    with_sum = json.dumps({**described, "checksum": _checksum(described, on_host)}, allow_nan=False)
+    try:
+        content = save(on_host, {"engram": with_sum})
+    except KeyError as reason:  # of a type that safetensors does not have
+        raise InputError(f"{reason} cannot be kept in a file of tensors") from reason
+    write_whole(path, content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; a path at which there can be none is refused in one sentence."""
+    try:
+        write_atomically(path, content)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as reason:
+        raise InputError(f"{path} cannot be written: {_said(reason)}") from reason
 
 
 def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors of a file of a kind; one that is another, damaged, or of a later format is refused whole."""
     article = "an" if kind[0] in "aeiou" else "a"
     try:
+        path.open("rb").close()  # safetensors would say of every file that it cannot open that there is none
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["engram"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
@@ -47,14 +60,38 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
         raise
     except FileNotFoundError as reason:
         raise InputError(f"there is no file {path}") from reason
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as reason:
+    except OSError as reason:
+        raise InputError(f"{path} cannot be read: {_said(reason)}") from reason
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as reason:
         raise InputError(f"{path} is not {article} {kind} of Engram, or is damaged ({_said(reason)})") from reason
     return header, tensors
 
 
 def _said(reason: Exception) -> str:
-    """What went wrong in one line; a KeyError alone would be a mere name."""
-    return f"it has no {reason}" if isinstance(reason, KeyError) else str(reason).splitlines()[0]
+    """What went wrong in one line; a KeyError alone would be a mere name, and an OSError has the path once more."""
+    if isinstance(reason, KeyError):
+        return f"it has no {reason}"
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return next(iter(str(reason).splitlines()), type(reason).__name__)
+
+
+def _on_host(name: str, tensor: Tensor) -> Tensor:
+    try:
+        return tensor.detach().cpu().contiguous()
+    except (RuntimeError, ValueError) as reason:  # sparse, without values, or not yet of any shape
+        raise InputError(f"the tensor {name!r} cannot be kept in a file: {_said(reason)}") from reason
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each with memory of its own: a file has no views, and two names of one tensor are two in it."""
+    apart: dict[str, Tensor] = {}
+    taken = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return apart
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:

@@ -274,7 +274,8 @@ class DHPSoftmax(nn.Module):
     @torch.no_grad()
     def fold(self) -> nn.Linear:
         """The same function as a plain layer, for when learning is over: its weight is θ + α Hebb."""
-        linear = nn.Linear(
+        linear = nn.utils.skip_init(  # no weights are drawn: who goes on learning draws what they would have drawn
+            nn.Linear,
             self.in_features,
             self.out_features,
             bias=False,

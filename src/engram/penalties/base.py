@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from engram.errors import InputError, NotFiniteError, check_choice
 
@@ -37,7 +38,7 @@ class Penalty(ABC):
     or with the proximal step in place of `penalty.loss()`, stable however large λ Ω has grown:
 
         optimizer.step()
-        penalty.proximal_step(learning_rate)
+        penalty.proximal_step(optimizer)
         penalty.after_step()
 
     and `penalty.consolidate(batches)` when a task has been learned.
@@ -70,7 +71,7 @@ class Penalty(ABC):
         self.terms: list[Term] = []
         self.gradient_share: Tensor | None = None  # how many times `loss`'s gradient is in .grad; None for not at all
         self.fast_share: dict[str, Tensor] = {}  # and the fast parts that it was of, as many times
-        self._pull: tuple[list[Term], tuple[float, float, str], Pull] | None = None
+        self._pull: tuple[list[Term], tuple[float | Mapping[str, float], float, str], Pull] | None = None
 
     def loss(self) -> Tensor:
         """λ Σ_k Ω_k (θ_k − θ*_k)², a scalar; zero before the first consolidation."""
@@ -87,14 +88,20 @@ class Penalty(ABC):
         return gradient
 
     @torch.no_grad()
-    def proximal_step(self, learning_rate: float) -> None:
+    def proximal_step(self, learning_rate: float | Optimizer) -> None:
         """The exact minimiser of  ‖θ′ − θ‖² / (2 lr) + loss(θ′): it has `loss`'s fixed point and cannot diverge.
 
         θ ← (θ + 2 lr λ Σ Ω θ*) / (1 + 2 lr λ Σ Ω)
 
+        `learning_rate` is a number, or the optimizer itself: each weight then has the rate of its parameter group as it
+        stands now, and one that the optimizer does not move stays where it is.
+
         Weights that stand beside a fast part come last: they make up for it as it is then, also where α is held.
         """
-        pull = self.pull(learning_rate)
+        if isinstance(learning_rate, Optimizer):
+            pull = self.pull(learning_rates(learning_rate, self.parameters))
+        else:
+            pull = self.pull(learning_rate)
         if pull is not None:
             for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
                 torch.addcmul(moved_shift(pull, name, self.fast), theta, pull.gain[name], out=theta)
@@ -117,17 +124,22 @@ class Penalty(ABC):
         return within
 
     @torch.no_grad()
-    def pull(self, learning_rate: float, step: str = "proximal") -> Pull | None:
+    def pull(self, learning_rate: float | Mapping[str, float], step: str = "proximal") -> Pull | None:
         """What the penalty does to the weights in a step of one kind; None before the first consolidation.
 
-        It is worked out once for all steps between two consolidations.
+        The learning rate is one for all weights, or each weight's own by its name. It is worked out once for all steps
+        between two consolidations that have the same.
         """
         if not self.terms:
             return None
         asked = (learning_rate, self.strength, step)
         if self._pull is None or self._pull[0] is not self.terms or self._pull[1] != asked:
             make = {"proximal": proximal_pull, "gradient": gradient_pull}[step]
-            self._pull = (self.terms, asked, make(self.terms, 2 * learning_rate * self.strength))
+            rates = (
+                learning_rate if isinstance(learning_rate, Mapping) else dict.fromkeys(self.parameters, learning_rate)
+            )
+            scales = {name: 2 * rate * self.strength for name, rate in rates.items()}
+            self._pull = (self.terms, asked, make(self.terms, scales))
         return self._pull[2]
 
     def forget_pull(self) -> None:
@@ -235,27 +247,35 @@ def moved_shift(pull: Pull, name: str, fast: Mapping[str, Callable[[], Tensor]])
     return shift if name not in fast else torch.addcmul(shift, pull.gain[name] - 1, fast[name]().detach())
 
 
-def proximal_pull(terms: list[Term], scale: float) -> Pull:
-    """After the optimizer's step:  θ ← (θ + s Σ Ω θ*) / (1 + s Σ Ω),  with s = 2 lr λ.
+def learning_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
+    """Each weight's rate in its group of the optimizer as it stands now; 0 for one that it does not move."""
+    rates = {id(theta): float(group["lr"]) for group in optimizer.param_groups for theta in group["params"]}
+    if not any(id(theta) in rates for theta in parameters.values()):
+        raise InputError("the optimizer holds none of the weights that the penalty protects: it is of another model")
+    return {name: rates.get(id(theta), 0.0) for name, theta in parameters.items()}
+
+
+def proximal_pull(terms: list[Term], scale: Mapping[str, float]) -> Pull:
+    """After the optimizer's step:  θ ← (θ + s Σ Ω θ*) / (1 + s Σ Ω),  with s = 2 lr λ of each weight.
 
     It is a weighted mean of θ and of the anchors' own mean (by importance), and stays one where s Ω overflows.
     """
     gain, shift = {}, {}
     for name, (hold, drag) in _sums_over(terms).items():
         anchor = torch.where(hold > 0, drag / hold, 0)
-        held = scale * hold
+        held = scale[name] * hold
         gain[name] = 1 / (1 + held)
         weight = torch.where(held > 1, 1 - gain[name], held * gain[name])  # each exact where it is used
         shift[name] = weight * anchor
     return Pull(gain, shift)
 
 
-def gradient_pull(terms: list[Term], scale: float) -> Pull:
-    """Together with the optimizer's step:  θ ← θ − lr g − s Σ Ω (θ − θ*),  with s = 2 lr λ."""
+def gradient_pull(terms: list[Term], scale: Mapping[str, float]) -> Pull:
+    """Together with the optimizer's step:  θ ← θ − lr g − s Σ Ω (θ − θ*),  with s = 2 lr λ of each weight."""
     sums = _sums_over(terms)
     return Pull(
-        {name: 1 - scale * hold for name, (hold, _) in sums.items()},
-        {name: scale * drag for name, (_, drag) in sums.items()},
+        {name: 1 - scale[name] * hold for name, (hold, _) in sums.items()},
+        {name: scale[name] * drag for name, (_, drag) in sums.items()},
     )
 
 
