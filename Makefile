@@ -28,8 +28,8 @@ test: env
 check: test lint
 
 lint: env
-	$(BIN)/ruff check src tests tools
-	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools examples
+	$(BIN)/ruff format --check src tests tools examples
 	$(BIN)/mypy
 
 docs: export NO_MKDOCS_2_WARNING = 1

@@ -5,14 +5,13 @@ from digits import show
 from torch.nn.functional import cross_entropy
 
 STRENGTH = 1000.0
-LEARNING_RATE = 0.001
 
 
 def optimizer(model):
     # weight decay pulls to zero what consolidation holds at its anchor: leave it out of the plastic head
     slow = [theta for name, theta in model.named_parameters() if not name.startswith("head.")]
     head = list(model.head.parameters())
-    return torch.optim.AdamW([{"params": slow}, {"params": head, "weight_decay": 0.0}], lr=LEARNING_RATE)
+    return torch.optim.AdamW([{"params": slow}, {"params": head, "weight_decay": 0.0}], lr=0.001)
 
 
 def learn(model, penalty, optimizer, batches):
@@ -21,7 +20,7 @@ def learn(model, penalty, optimizer, batches):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        penalty.proximal_step(LEARNING_RATE)
+        penalty.proximal_step(optimizer)
         penalty.after_step()
 
 
