@@ -1,10 +1,11 @@
 # make env     the environment in .venv        make test    its tests
 # make demo    Split MNIST, all methods        make check   tests, lint and types
+# make test-avalanche    the tests that need avalanche-lib, in an environment of their own
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test check lint clean
+.PHONY: env demo test test-avalanche check lint clean
 
 env: .venv/.made
 
@@ -24,6 +25,17 @@ test: export OMP_NUM_THREADS = 1
 test: env
 	$(BIN)/python -m pytest -n 2 -rs
 
+# avalanche-lib has many requirements, so it gets an environment of its own; torchvision without its idea of a PyTorch.
+.venv-avalanche/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-avalanche
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche]' pytest hypothesis
+	touch $@
+
+test-avalanche: export OMP_NUM_THREADS = 1
+test-avalanche: .venv-avalanche/.made
+	.venv-avalanche/bin/python -m pytest -rs tests/test_avalanche.py
+
 check: test lint
 
 lint: env
@@ -32,4 +44,4 @@ lint: env
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-avalanche demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
