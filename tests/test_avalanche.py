@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+import runpy
+import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,7 @@ from engram.integrations.avalanche import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+ROOT = Path(__file__).parent.parent
 WIDTH, CLASSES, BATCH, RATE = 5, 6, 8, 0.1
 PENALTIES: dict[str, tuple[Callable[..., engram.Penalty], dict[str, Any]]] = {
     "ewc": (engram.EWC, {"strength": 30.0}),
@@ -176,6 +181,25 @@ def test_a_strategy_takes_the_steps_of_a_plain_loop(name: str, step: str, head: 
     for key, value in penalty.state_dict().items():
         torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-12)
     assert max(float(omega.max()) for term in penalty.terms for omega in term.importance.values()) > 0
+
+
+@pytest.mark.parametrize("called", ["positionally", "by name"])
+def test_a_head_within_a_model_that_passes_targets_on_is_told_them_too(called: str) -> None:
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = make_model()
+
+        def forward(self, inputs: Tensor, target: Tensor | None = None) -> Tensor:
+            hidden = self.layers[:-1](inputs)
+            return (
+                self.layers[-1](hidden, target) if called == "positionally" else self.layers[-1](hidden, target=target)
+            )
+
+    stream, ours, theirs = make_stream(), make_model(), Passing()
+    plain_loop(ours, stream, engram.NoPenalty(ours))
+    train(make_strategy(theirs, TracePlugin(), PenaltyPlugin(engram.NoPenalty), train_epochs=2), as_benchmark(stream))
+    assert_same(ours, theirs.layers)
 
 
 @pytest.mark.parametrize("name", ["online-ewc", "mas"])
@@ -390,3 +414,50 @@ def test_what_people_get_wrong_is_one_sentence() -> None:
         engram.InputError, match="a batch has the label 0, which is not of the experience's classes 2, 3"
     ):
         strategy.train(second)
+
+
+# --- the page and the example
+
+
+def test_the_page_runs_as_it_is_printed() -> None:
+    page = (ROOT / "docs" / "guides" / "from-avalanche.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(block, names)
+    assert 0.1 < names["accuracy"] < 1
+    assert 0.1 < names["result"].average_accuracy[0, -1] < 1
+
+
+def test_the_example_has_the_same_numbers_in_avalanche_and_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "avalanche_comparison.py"))
+    settings = {"dataset": "mnist-small", "max_samples": 800, "num_tasks": 2, "hidden": [20], "batch_size": 10}
+    config = engram.preset("permuted-mnist", "dhp+si", **settings, epochs=1, trials=1, first_trial=1, strength=10)
+    in_avalanche = example["in_avalanche"](config, example["engrams"](config)).accuracy
+    assert in_avalanche == pytest.approx(example["in_engram"](config).accuracy, abs=1e-4)
+    assert in_avalanche > 15
+    example["compare"](tasks=1, trials=1, hidden=4, max_samples=40)
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert rows == ["method", *example["METHODS"]]
+
+
+def test_avalanches_own_penalties_are_as_the_page_says() -> None:
+    assert metadata.version("avalanche-lib") == "0.6.0", "read its code again, and change docs/guides/from-avalanche.md"
+    model = nn.Sequential(nn.Linear(WIDTH, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, CLASSES))
+    benchmark = as_benchmark(make_stream())
+    si, ewc = SynapticIntelligencePlugin(si_lambda=1e6), EWCPlugin(ewc_lambda=0, mode="online", decay_factor=0.0)
+    ours, before, after = PenaltyPlugin(engram.OnlineEWC, strength=1e-9), BatchesSeen(), BatchesSeen()
+    strategy = make_strategy(model, si, ewc, ours, before, MASPlugin(), after)
+    strategy.train(benchmark.train_stream[0])
+    assert max(float(omega.data.abs().max()) for omega in si.ewc_data[1].values()) == 0
+    assert ours.penalty is not None
+    per_sample = sum(float(omega.sum()) for omega in ours.penalty.terms[0].importance.values())
+    assert sum(float(omega.data.sum()) for omega in ewc.importances[0].values()) < per_sample / 2
+    assert after.count > before.count
+
+
+class BatchesSeen(TracePlugin.__mro__[1]):  # type: ignore[misc]  # Avalanche's SupervisedPlugin
+    """How many batches BatchNorm had seen when this plugin's turn came."""
+
+    def after_training_exp(self, strategy: Any, **options: Any) -> None:
+        self.count = int(strategy.model[1].num_batches_tracked)

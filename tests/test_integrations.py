@@ -14,9 +14,18 @@ def test_engram_itself_imports_none_of_them() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+class NoAvalanche:
+    """Stands before Python's own finders, as where it is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, *where: object) -> None:
+        if name == "avalanche":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 def test_a_missing_avalanche_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "avalanche", None)
-    monkeypatch.delitem(sys.modules, "avalanche.benchmarks", raising=False)
-    monkeypatch.delitem(sys.modules, "engram.integrations.avalanche", raising=False)
+    for name in [name for name in sys.modules if "avalanche" in name.split(".")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [NoAvalanche, *sys.meta_path])
     with pytest.raises(ModuleNotFoundError, match=r"pip install engram\[avalanche\]"):
         import engram.integrations.avalanche  # noqa: F401

@@ -98,13 +98,15 @@ class _Prompter:
     def __call__(
         self, head: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not head.training or len(args) > 1 or named.get("target") is not None:
+        """What the head is called with in place of `args` and `named`; None for the same."""
+        given = args[1] if len(args) > 1 else named.get("target")
+        if not head.training or given is not None:
             return None
         targets, self.targets = self.targets, None
         if targets is None:
             head.eval()  # until the strategy's next forward pass
             return None
-        return args, {**named, "target": targets}
+        return args[:1], {**named, "target": targets}
 
 
 class OwnClassesPlugin(SupervisedPlugin):
