@@ -120,7 +120,12 @@ def engrams(config: engram.Config) -> list[Any]:
 
 
 def compare(
-    tasks: int = 4, trials: int = 3, hidden: int = 100, batch_size: int = 10, max_samples: int = 10_000
+    tasks: int = 3,
+    trials: int = 3,
+    hidden: int = 100,
+    batch_size: int = 10,
+    learning_rate: float = 0.1,  # enough to learn a task in one epoch, and to forget others
+    max_samples: int = 5000,
 ) -> None:
     """Run every method in every code, trial after trial, on digits that are in the package, and print the table."""
     torch.set_num_threads(1)
@@ -128,7 +133,7 @@ def compare(
     def config(method: str, trial: int, strength: float | None = None, **changes: Any) -> engram.Config:
         settings = {"num_tasks": tasks, "hidden": [hidden, hidden], "epochs": 1, "batch_size": batch_size}
         settings |= {"baseline_head": "plain", "dataset": "mnist-small", "trials": 1, "first_trial": trial}
-        settings |= {"max_samples": max_samples}
+        settings |= {"max_samples": max_samples, "learning_rate": learning_rate}
         if strength is not None:
             settings["strength"] = strength
         return engram.preset("permuted-mnist", method, **settings, **changes)
