@@ -59,22 +59,23 @@ class Outcome:
     seconds: float  # of the processor
 
 
-def in_engram(config: engram.Config) -> Outcome:
+def in_engram(config: engram.Config, precision: str = "float32") -> Outcome:
     start = time.process_time()
-    result = engram.run(config, device="cpu", precision="float32")
+    result = engram.run(config, device="cpu", precision=precision)
     return Outcome(100 * float(result.average_accuracy[0, -1]), time.process_time() - start)
 
 
-def in_avalanche(config: engram.Config, plugins: list[Any]) -> Outcome:
+def in_avalanche(config: engram.Config, plugins: list[Any], precision: str = "float32") -> Outcome:
     """The same tasks, initial weights and batches as `in_engram`, examined as often."""
     (stream,) = build_streams(config, [config.first_trial], load_datasets(config, None))
     model = build_model(config, config.first_trial, stream.input_shape, stream.num_classes)
-    benchmark = as_benchmark(in_order(stream, config))
+    dtype = getattr(torch, precision)
+    benchmark = as_benchmark(in_order(stream, config), dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is no logger
         evaluator = EvaluationPlugin(accuracy_metrics(experience=True))
     strategy = Naive(
-        model=model,
+        model=model.to(dtype),
         optimizer=torch.optim.SGD(model.parameters(), lr=config.learning_rate),
         criterion=nn.CrossEntropyLoss(),
         train_mb_size=config.batch_size,

@@ -433,8 +433,8 @@ def test_the_example_has_the_same_numbers_in_avalanche_and_in_a_run(capsys: pyte
     example = runpy.run_path(str(ROOT / "examples" / "avalanche_comparison.py"))
     settings = {"dataset": "mnist-small", "max_samples": 800, "num_tasks": 2, "hidden": [20], "batch_size": 10}
     config = engram.preset("permuted-mnist", "dhp+si", **settings, epochs=1, trials=1, first_trial=1, strength=10)
-    in_avalanche = example["in_avalanche"](config, example["engrams"](config)).accuracy
-    assert in_avalanche == pytest.approx(example["in_engram"](config).accuracy, abs=1e-4)
+    in_avalanche = example["in_avalanche"](config, example["engrams"](config), "float64").accuracy
+    assert in_avalanche == pytest.approx(example["in_engram"](config, "float64").accuracy, abs=1e-4)
     assert in_avalanche > 15
     example["compare"](tasks=1, trials=1, hidden=4, max_samples=40)
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

@@ -183,14 +183,14 @@ class PenaltyPlugin(SupervisedPlugin):
         self.penalty.consolidate(loader, own_classes(task) if masked else None)
 
 
-def as_benchmark(stream: Stream) -> Any:
+def as_benchmark(stream: Stream, dtype: torch.dtype = torch.float32) -> Any:
     """An Avalanche benchmark with Engram's tasks as its experiences, in the streams `train_stream` and `test_stream`.
 
-    Inputs are as Engram's networks see them: floats, with uint8 pixels scaled to [0, 1], in the order of the task's
-    permutation.
+    Inputs are as Engram's networks see them: numbers of that type, with uint8 pixels scaled to [0, 1], in the order of
+    the task's permutation.
     """
     train, test = (
-        [_as_dataset(getattr(task, part), task.permutation) for task in stream] for part in ("train", "test")
+        [_as_dataset(getattr(task, part), task.permutation, dtype) for task in stream] for part in ("train", "test")
     )
     return with_classes_timeline(benchmark_from_datasets(train=train, test=test))
 
@@ -201,9 +201,9 @@ def own_classes(experience: Any) -> tuple[int, ...]:
     return tuple(sorted(experience.dataset.targets.uniques if found is None else found))
 
 
-def _as_dataset(samples: Samples, permutation: Tensor | None) -> Any:
+def _as_dataset(samples: Samples, permutation: Tensor | None, dtype: torch.dtype) -> Any:
     whole = samples[slice(None)]
-    dataset = TensorDataset(read_inputs(whole.inputs, permutation), whole.targets)
+    dataset = TensorDataset(read_inputs(whole.inputs, permutation, dtype), whole.targets)
     dataset.targets = whole.targets.tolist()  # type: ignore[attr-defined]  # where Avalanche looks for them
     return as_classification_dataset(dataset)
 
