@@ -1,11 +1,12 @@
 # make env     the environment in .venv        make test    its tests
 # make demo    Split MNIST, all methods        make check   tests, lint and types
 # make docs    the documentation in site/
+# make test-avalanche    the tests that need avalanche-lib, in an environment of their own
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test check lint docs clean
+.PHONY: env demo test test-avalanche check lint docs clean
 
 env: .venv/.made
 
@@ -25,6 +26,17 @@ test: export OMP_NUM_THREADS = 1
 test: env
 	$(BIN)/python -m pytest -n 2 -rs
 
+# avalanche-lib has many requirements, so it gets an environment of its own; torchvision without its idea of a PyTorch.
+.venv-avalanche/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-avalanche
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
+	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[avalanche]' pytest hypothesis
+	touch $@
+
+test-avalanche: export OMP_NUM_THREADS = 1
+test-avalanche: .venv-avalanche/.made
+	.venv-avalanche/bin/python -m pytest -rs tests/test_avalanche.py
+
 check: test lint
 
 lint: env
@@ -37,4 +49,4 @@ docs: env
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-avalanche demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ ROOT = Path(engram.__file__).parent
 FLOORS = [
     {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets"},
     {"config", "presets", "data", "nn", "penalties"},
-    {"evaluate", "learner", "results"},
+    {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
     {"train", "shares", "tables", "verdicts", "modelfile", "export"},
     {"checkpoint", "figures", "claims"},

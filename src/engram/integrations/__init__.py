@@ -1,0 +1,1 @@
+"""Engram inside other people's libraries, a module for each; none is imported with Engram itself."""
