@@ -67,6 +67,9 @@ class SI(Penalty):
             self.before[name].copy_(theta)
         self.gradient_share = None
 
+    def begun(self, group: str) -> dict[str, Tensor]:
+        return super().begun(group) if group == "path" else self.snapshot()
+
     def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
         """End the task. SI needs no data for it."""
         super().consolidate(batches, classes)
