@@ -14,7 +14,7 @@ FLOORS = [
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
-    {"train", "shares", "tables", "verdicts"},
+    {"train", "shares", "tables", "verdicts", "sklearn"},
     {"checkpoint", "figures", "claims"},
     {"experiment", "overview"},
     {"news"},

@@ -20,7 +20,7 @@ from engram.errors import InputError
 from engram.presets import STEADY, preset
 from engram.sklearn import files
 from engram.sklearn.continual import ContinualLearner
-from engram.sklearn.labels import Labels
+from engram.sklearn.labels import Labels, check_same_kind
 
 # λ of each penalty where none is given.
 STRENGTHS = {"si": 1.0, "ewc": 100.0, "online-ewc": 100.0, "mas": 1.0}
@@ -35,11 +35,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         method: str = "dhp+si",
         *,
         strength: float | None = None,
-        steady: bool = False,
+        steady: bool = True,
         masked: bool = True,
-        learning_rate: float = 0.05,
+        learning_rate: float = 0.1,
         batch_size: int = 32,
-        epochs: int = 50,
+        epochs: int = 20,
         partial_fit_epochs: int = 1,
         memory_size: int = 500,
         random_state: int | np.random.RandomState | None = None,
@@ -130,7 +130,9 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def _begin(self, inputs: np.ndarray, labels: np.ndarray, task: Hashable) -> None:
         """A new network for these classes, which has learned nothing."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.learner_ = self._make_learner(self._config(seed), inputs.shape[1], len(labels))
+        memory_size = _number("memory_size", self.memory_size, least=1)
+        config, device = self._config(seed), choose_device(self.device)
+        self.learner_ = ContinualLearner(config, inputs.shape[1], len(labels), device, bool(self.masked), memory_size)
         self._task: Hashable = task
         self._task_rows: dict[Hashable, list[int]] = {}
         self._take_up(Labels(labels))
@@ -160,8 +162,8 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     def _rows_of(self, task: Hashable) -> list[int]:
         if task not in self._task_rows:
-            known = ", ".join(map(repr, self._task_rows)) or "none was named"
-            raise InputError(f"there is no task {task!r} ({known})")
+            known = ", ".join(map(repr, self._task_rows))
+            raise InputError(f"there is no task {task!r}, " + (f"only {known}" if known else "and none was named yet"))
         return self._task_rows[task]
 
     def _passes(self) -> int:
@@ -183,11 +185,6 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             baseline_head="plain",
             **(STEADY if self.steady else {}),
         )
-
-    def _make_learner(self, config: Config, num_features: int, num_classes: int) -> ContinualLearner:
-        memory_size = _number("memory_size", self.memory_size, least=1)
-        device = choose_device(self.device)
-        return ContinualLearner(config, num_features, num_classes, device, bool(self.masked), memory_size)
 
 
 def _plain(value: Any) -> Any:
@@ -216,6 +213,7 @@ def _checked_task(task: Any) -> Hashable:
 def _declared(classes: Any, labels: np.ndarray) -> np.ndarray:
     """The classes that a call declares, once those of its samples are known to be among them."""
     declared = np.unique(np.asarray(classes))
+    check_same_kind(labels, declared)
     stray = labels[~np.isin(labels, declared)]
     if len(stray):
         raise InputError(f"y holds {_plain(stray[0])!r}, which is not among the classes {declared.tolist()}")

@@ -35,6 +35,7 @@ class ContinualLearner:
         self.num_features = num_features
         self.device = device
         self.masked = masked
+        self.memory_size = memory_size
         self.model = build_model(config, 0, (num_features,), num_classes).to(device)
         vars(self.model.head)["check_values"] = False  # `_step` looks out itself, and says what to do about it
         self.penalty = build_penalty(config, 0, self.model)

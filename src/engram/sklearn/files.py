@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from engram.build import choose_device
 from engram.config import from_dict
 from engram.errors import InputError
+from engram.sklearn.continual import ContinualLearner
 from engram.sklearn.labels import Labels
 from engram.tensorfile import read_tensors, write_tensors
 
@@ -37,7 +39,8 @@ def save(classifier: ContinualClassifier, path: Path) -> None:
         "classes": learner.classes,
         "num_samples": learner.num_samples,
         "num_calls": learner.num_calls,
-        "memory": [learner.memory.num_begun, learner.memory.num_seen],
+        "masked": learner.masked,
+        "memory": [learner.memory_size, learner.memory.num_begun, learner.memory.num_seen],
     }
     tensors = {f"model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
     tensors |= {f"penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
@@ -63,7 +66,9 @@ def _restored(kind: type[ContinualClassifier], header: dict[str, Any], tensors: 
     params = header["params"]
     classifier = kind(**{**params, "hidden": tuple(params["hidden"])})
     labels = Labels(np.array(header["labels"], dtype=np.dtype(header["labels_type"])))
-    learner = classifier._make_learner(from_dict(header["config"]), int(header["features"]), len(labels.values))
+    config, device = from_dict(header["config"]), choose_device(classifier.device)
+    size, num_begun, num_seen = map(int, header["memory"])
+    learner = ContinualLearner(config, int(header["features"]), len(labels.values), device, header["masked"], size)
     learner.model.load_state_dict(_part(tensors, "model."))
     learner.penalty.load_state_dict(_part(tensors, "penalty."))
     learner.model.eval()
@@ -71,7 +76,7 @@ def _restored(kind: type[ContinualClassifier], header: dict[str, Any], tensors: 
     learner.seen, learner.classes = _rows(header["seen"], known), _rows(header["classes"], known)
     learner.num_samples, learner.num_calls = int(header["num_samples"]), int(header["num_calls"])
     memory = learner.memory
-    memory.num_begun, memory.num_seen = map(int, header["memory"])
+    memory.num_begun, memory.num_seen = num_begun, num_seen
     if held := _part(tensors, "memory."):
         memory.inputs, memory.targets = held["inputs"], held["targets"]
         if memory.inputs.shape != (memory.size, learner.num_features) or memory.targets.shape != (memory.size,):

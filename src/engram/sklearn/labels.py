@@ -24,7 +24,7 @@ class Labels:
 
     def unknown(self, labels: np.ndarray) -> np.ndarray:
         """Those that are not known yet, sorted."""
-        self._check_kind(labels)
+        check_same_kind(labels, self.values)
         labels = np.unique(labels)
         return labels[~np.isin(labels, self.values)]
 
@@ -32,12 +32,14 @@ class Labels:
         """With further ones, which come last."""
         return Labels(np.concatenate([self.values, labels])) if len(labels) else self
 
-    def _check_kind(self, labels: np.ndarray) -> None:
-        if kind_of(labels) != kind_of(self.values):
-            raise InputError(
-                f"labels must be of one kind: there were {kind_of(self.values)} such as {self.values[0]!s}, "
-                f"and now there are {kind_of(labels)} such as {labels[0]!s}"
-            )
+
+def check_same_kind(labels: np.ndarray, known: np.ndarray) -> None:
+    """Refuse labels that NumPy would compare with the known ones only after making text of numbers."""
+    if kind_of(labels) != kind_of(known):
+        raise InputError(
+            f"labels must be of one kind: {known[0]!s} is among the {kind_of(known)}, "
+            f"and {labels[0]!s} among the {kind_of(labels)}"
+        )
 
 
 def kind_of(labels: np.ndarray) -> str:
