@@ -27,7 +27,57 @@ STRENGTHS = {"si": 1.0, "ewc": 100.0, "online-ewc": 100.0, "mas": 1.0}
 
 
 class ContinualClassifier(ClassifierMixin, BaseEstimator):
-    """A classifier that keeps learning."""
+    """A neural network that keeps learning: new samples, new classes and new tasks, without the old data.
+
+    Its head takes up classes as they come, and a task that ends is consolidated: what it needs of the network becomes
+    hard to change. It serves all three kinds of continual learning:
+
+    - class-incremental: tasks bring new classes, `predict(X)` chooses among all that were seen;
+    - domain-incremental: tasks bring the same classes in other circumstances, `predict(X)` as well;
+    - task-incremental: one knows which task a sample is of, `predict(X, task=...)` chooses among its classes.
+
+    A task ends, and is consolidated, when `partial_fit` is called with another `task` than the time before, or by
+    `consolidate()`. `task=None` is a label like any other, but for one rule: without labels, a call whose classes are
+    all new begins a new task, if the current one has had at least `batch_size` samples. (So a stream of single samples,
+    whose first calls bring new classes all the time, is one task.)
+
+    Features should be of about unit size: put a `StandardScaler` before it. Gradients are clipped to norm 1, so that
+    others are learned badly rather than not at all.
+
+    Args:
+        hidden: the widths of the hidden layers; a single number is one layer.
+        method: one of Engram's: "finetune", "dhp" (the plastic head alone), "si", "ewc", "online-ewc", "mas" (a
+            penalty alone), or both, as in "dhp+si". The memory that "ewc" takes grows with the number of tasks; that of
+            all others does not.
+        strength: λ, how much consolidated weights are held. By default @DEFAULTS@.
+        steady: the plastic head in its steady form (`engram.presets.STEADY`), else as in the paper.
+        masked: in training only classes of the current task take part in the softmax. Without it each new task teaches
+            the network that the old classes no longer occur.
+        learning_rate: of plain SGD.
+        batch_size: samples a step.
+        epochs: passes over the samples of `fit`.
+        partial_fit_epochs: passes over the samples of each call of `partial_fit`.
+        memory_size: how many samples of the *current* task are kept, as a fair draw, to compute importances when it
+            ends; they are discarded then. "si", "dhp" and "finetune" keep none.
+        random_state: a seed, a `RandomState` to draw one from, or None.
+        device: "cpu", "cuda" or "auto".
+
+    Parameters other than `partial_fit_epochs` are read by `fit` and the first `partial_fit`; what `set_params` changes
+    after that counts from the next `fit` on.
+
+    Attributes:
+        classes_: all classes, sorted; when one comes between two others, the columns of `predict_proba` shift.
+        tasks_: the classes of each task that was named.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        learner_: the network (`learner_.model`) and its penalty (`learner_.penalty`).
+
+    Example:
+        >>> classifier = ContinualClassifier(random_state=0)
+        >>> classifier.partial_fit([[0.0], [1.0]], ["cold", "warm"], task="winter").classes_.tolist()
+        ['cold', 'warm']
+        >>> classifier.partial_fit([[2.0]], ["hot"], task="summer").classes_.tolist()
+        ['cold', 'hot', 'warm']
+    """
 
     def __init__(
         self,
@@ -59,14 +109,27 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
 
     def fit(self, X: Any, y: Any, task: Hashable = None) -> Self:
-        """Learn from the beginning, forgetting whatever was learned before, in `epochs` passes over the data."""
+        """Learn from the beginning, forgetting whatever was learned before, in `epochs` passes over the data.
+
+        `task` names the task of these samples, from which `partial_fit` may go on.
+        """
         inputs, labels = self._checked(X, y, first=True)
         task = _checked_task(task)
         self._begin(inputs, np.unique(labels), task)
         return self._learn(inputs, labels, self.learner_.config.epochs)
 
     def partial_fit(self, X: Any, y: Any, task: Hashable = None, classes: Any = None) -> Self:
-        """Go on learning, in `partial_fit_epochs` passes over these samples."""
+        """Go on learning, in `partial_fit_epochs` passes over these samples.
+
+        Args:
+            X: (samples, features), dense; computed with in 32 bits.
+            y: a label for each: text, numbers or truth values, of one kind from the first call on. The head grows by
+                those that are new.
+            task: the task of these samples, by any hashable label. When it is another than the time before, that
+                task is consolidated first. A task may come back.
+            classes: all labels that may be in `y`, if they are to have a column from now on. Unlike elsewhere in
+                scikit-learn it is never needed, and may differ from call to call.
+        """
         first = not hasattr(self, "classes_")
         inputs, labels = self._checked(X, y, first)
         task = _checked_task(task)
