@@ -54,7 +54,7 @@ def main(passes: int = 1) -> dict[str, tuple[float, float]]:
     first = np.isin(test_y, PAIRS[0])
     makers: dict[str, Callable[[], Any]] = {
         "SGDClassifier": lambda: SGDClassifier(loss="log_loss", random_state=0),
-        "MLPClassifier, 256 hidden units": lambda: MLPClassifier((256,), random_state=0),
+        "MLPClassifier, as large, batches of 32 as well": lambda: MLPClassifier((256,), batch_size=32, random_state=0),
         "ContinualClassifier": lambda: ContinualClassifier(random_state=0),
         "  with all outputs in training (masked=False)": lambda: ContinualClassifier(masked=False, random_state=0),
         '  without consolidation (method="finetune")': lambda: ContinualClassifier(method="finetune", random_state=0),

@@ -51,7 +51,7 @@ def learn(model: nn.Module, penalty, num_classes: int, seed: int = 0) -> None:
 
 
 @given(st.sampled_from(sorted(HEADS)), sizes, sizes, st.integers(0, 5))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_old_classes_keep_their_rows_and_their_logits(head: str, width: int, old: int, more: int) -> None:
     layer = HEADS[head](width, old)
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_what_learns_still_learns_and_what_does_not_does_not() -> None:
     st.integers(2, 4),
     st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_protection_of_old_classes_is_untouched(
     kind: str, head: str, protect: str, with_alpha: bool, old: int, more: int
 ) -> None:
