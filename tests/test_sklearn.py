@@ -6,6 +6,8 @@ import doctest
 import gc
 import pickle
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from unittest import SkipTest
@@ -98,6 +100,14 @@ def test_it_works_inside_pipelines_searches_and_cross_validation() -> None:
     assert copied.get_params()["learn__strength"] == search.best_params_["learn__strength"]
     with pytest.raises(NotFittedError):
         copied.predict(X)
+
+
+def test_scikit_learn_is_asked_for_only_where_it_is_used() -> None:
+    code = (
+        "import engram, sys; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None; import engram.sklearn"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert told.endswith("ImportError: scikit-learn is not installed: pip install engram[sklearn]\n")
 
 
 def test_the_example_in_its_docstring() -> None:
