@@ -14,7 +14,7 @@ FLOORS = [
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
-    {"train", "shares", "tables", "verdicts", "modelfile", "export"},
+    {"train", "shares", "tables", "verdicts", "modelfile", "export", "sklearn"},
     {"checkpoint", "figures", "claims"},
     {"experiment", "overview"},
     {"news", "logs"},

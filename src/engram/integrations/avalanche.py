@@ -166,11 +166,15 @@ class PenaltyPlugin(SupervisedPlugin):
         if self.penalty is not None and self.penalty_step == "gradient":
             strategy.loss += self.penalty.loss()
 
+    def after_backward(self, strategy: Any, **options: Any) -> None:
+        if self.penalty is not None:
+            self.penalty.after_backward()  # other plugins may clip the gradients
+
     def after_update(self, strategy: Any, **options: Any) -> None:
         if self.penalty is None:
             return
         if self.penalty_step == "proximal":
-            self.penalty.proximal_step(_learning_rate(strategy.optimizer))
+            self.penalty.proximal_step(strategy.optimizer)
         self.penalty.after_step()
 
     def after_training_exp(self, strategy: Any, **options: Any) -> None:
@@ -211,15 +215,6 @@ def _as_dataset(samples: Samples, permutation: Tensor | None, dtype: torch.dtype
 def _loader_of(dataset: Any, batch_size: int, num_workers: int) -> DataLoader[Any]:
     collate = getattr(dataset, "collate_fn", None)
     return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, num_workers=num_workers)
-
-
-def _learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The one of all parameters, without which there is no one proximal step."""
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if len(rates) > 1:
-        shown = ", ".join(f"{rate:g}" for rate in sorted(rates))
-        raise InputError(f"a proximal step has one learning rate, not {shown}: use penalty_step='gradient'")
-    return rates.pop()
 
 
 def _check_boundaries(experience: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from engram.errors import InputError, NotFiniteError, check_choice
 from engram.mapping import mapped
+from engram.nn.growth import grow_rows
 from engram.targets import check_targets
 
 SMALLEST_TRACE = 1e-12  # root mean square below which a trace counts as none
@@ -207,6 +208,18 @@ class DHPSoftmax(nn.Module):
         nn.init.uniform_(self.alpha, 0, self.alpha_init)
         nn.init.constant_(self.eta, self.initial_eta)
         nn.init.zeros_(self.hebb)
+
+    def grow(self, out_features: int) -> None:
+        """Take up more classes: old rows of θ, α and Hebb stay as they are, and so does η; new traces are empty.
+
+        θ and α become new parameters, which an optimizer made before does not know: make it anew. A penalty follows
+        with `penalty.grow()`.
+
+            head.grow(12)
+            penalty.grow()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        """
+        grow_rows(self, out_features)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         self._check_hidden(hidden)

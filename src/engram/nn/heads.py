@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engram.errors import InputError
 from engram.nn.dhp import DHPSoftmax, plastic_weight
+from engram.nn.growth import grow_rows
 
 
 class PlainSoftmax(nn.Linear):
@@ -20,6 +21,10 @@ class PlainSoftmax(nn.Linear):
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         return super().forward(hidden)
+
+    def grow(self, out_features: int) -> None:
+        """Take up more classes, as `DHPSoftmax.grow` does."""
+        grow_rows(self, out_features)
 
     def weight_slopes(self) -> dict[str, Tensor]:
         """Derivative of the weight in force by each parameter of its shape."""

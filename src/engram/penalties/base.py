@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.errors import InputError, NotFiniteError, check_choice
+from engram.penalties.growth import check_grown, with_rows
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Penalty(ABC):
             raise InputError(f"a penalty's strength must be a positive number, not {strength}")
         self.model = model
         self.strength = strength
+        self.regularize_alpha = regularize_alpha
         self.parameters = slow_parameters(model, regularize_alpha)
         if not self.parameters:
             raise InputError("the model has no trainable slow weights for a penalty to protect")
@@ -185,6 +187,26 @@ class Penalty(ABC):
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the protected weights as they are now."""
         return {name: theta.detach().clone() for name, theta in self.parameters.items()}
+
+    @torch.no_grad()
+    def grow(self) -> None:
+        """Follow the model's layers that grew: call it after `head.grow(...)`, between two steps.
+
+        What is remembered of the old rows stays as it is, bit for bit. New rows have no importance, and as their
+        anchor the weights that they have now.
+        """
+        parameters = slow_parameters(self.model, self.regularize_alpha)
+        check_grown(self.parameters, parameters)
+        self.parameters = parameters
+        none, now = {name: torch.zeros_like(theta) for name, theta in parameters.items()}, self.anchors()
+        self.terms = [Term(with_rows(term.importance, none), with_rows(term.anchor, now)) for term in self.terms]
+        for group in self.extra_groups:
+            setattr(self, group, with_rows(getattr(self, group), self.begun(group)))
+        self.gradient_share, self.fast_share = None, {}
+
+    def begun(self, group: str) -> dict[str, Tensor]:
+        """What a group of `extra_groups` holds of weights that have taken no step yet: zeros, unless overridden."""
+        return {name: torch.zeros_like(theta) for name, theta in self.parameters.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that has been remembered, as one flat dictionary of tensors."""

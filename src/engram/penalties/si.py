@@ -129,6 +129,9 @@ class SI(Penalty):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "watches": {}}  # a copy has parameters of its own, which nobody watches yet
 
+    def begun(self, group: str) -> dict[str, Tensor]:
+        return super().begun(group) if group == "path" else self.snapshot()
+
     def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
         """End the task. SI needs no data for it."""
         super().consolidate(batches, classes)
