@@ -10,14 +10,6 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#)[^)#]+)(?:#[^)]*)?\)")
 
 EQUATION = re.compile(r"<p>(?=[^<]*\S {2,}\S)")  # the docstrings' sentences have no two spaces in a row
 
-unwritten: set[Path] = set()  # pages that the menu names, and that are not there
-
-
-def on_config(config: Any) -> Any:
-    """Leave out of the menu what has not been written yet."""
-    config.nav = _written(config.nav, Path(config.docs_dir).resolve())
-    return config
-
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """A link to a file of the repository becomes its path; one to a page of the site stays a link."""
@@ -26,8 +18,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     def as_text(link: re.Match[str]) -> str:
         words, target = link.group(1), (here / link.group(2)).resolve()
-        if target in unwritten:
-            return words
         if target.is_relative_to(docs):
             return link.group(0)
         path = target.relative_to(docs.parent).as_posix()
@@ -39,16 +29,3 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     """A paragraph whose words were set apart by spaces is an equation."""
     return EQUATION.sub('<p class="equation">', html) if page.file.src_uri.startswith("api/") else html
-
-
-def _written(nav: list[Any], docs: Path) -> list[Any]:
-    found = []
-    for entry in nav:
-        ((title, what),) = entry.items()
-        if isinstance(what, list):
-            found.append({title: _written(what, docs)})
-        elif (docs / what).exists():
-            found.append(entry)
-        else:
-            unwritten.add(docs / what)
-    return found
