@@ -146,9 +146,12 @@ def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Map
         raise InputError(f"{path} holds no penalty's memory, for a {type(penalty).__name__} to go on with")
     if kind != type(penalty).__name__:
         raise InputError(f"{path} holds the memory of {kind}, not of {type(penalty).__name__}")
+    usual = inspect.signature(type(penalty)).parameters
     for name, value in _settings(penalty).items():
-        if name not in settings or settings[name] != value:
-            raise InputError(f"{path} is of {kind} with {name}={settings.get(name)!r}, not {value!r}")
+        # an older file may be without a setting that came later
+        kept = settings[name] if name in settings else usual[name].default
+        if kept != value:
+            raise InputError(f"{path} is of {kind} with {name}={kept!r}, not {value!r}")
 
 
 def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:

@@ -160,6 +160,8 @@ class PenaltyPlugin(SupervisedPlugin):
         _check_boundaries(strategy.experience)
         if self.penalty is None:
             self.penalty = self.make(strategy.model)
+        elif _changed_weights(self.penalty, strategy.model):
+            self.penalty.grow()  # Avalanche's adaptation has given an `IncrementalClassifier` more outputs
         _check_same_weights(self.penalty, strategy.model)
 
     def before_backward(self, strategy: Any, **options: Any) -> None:
@@ -225,13 +227,15 @@ def _check_boundaries(experience: Any) -> None:
         )
 
 
-def _check_same_weights(penalty: Penalty, model: nn.Module) -> None:
-    """Refuse a model whose slow weights are no longer the tensors that the penalty was made for."""
+def _changed_weights(penalty: Penalty, model: nn.Module) -> list[str]:
+    """The names of slow weights that are no longer, or not yet, tensors of the penalty's."""
     now: Mapping[str, Tensor] = dict(model.named_parameters())
     changed = [name for name, theta in penalty.parameters.items() if now.get(name) is not theta]
-    changed += [name for name in slow_parameters(model) if name not in penalty.parameters]
+    return changed + [name for name in slow_parameters(model) if name not in penalty.parameters]
+
+
+def _check_same_weights(penalty: Penalty, model: nn.Module) -> None:
+    """Refuse a model that was exchanged for another while it was being learned."""
+    changed = _changed_weights(penalty, model)
     if changed:
-        raise InputError(
-            f"the model's {changed[0]!r} is not a weight that {type(penalty).__name__} was made for: "
-            "a penalty cannot follow a model that grows, so give it all its outputs from the beginning"
-        )
+        raise InputError(f"the model's {changed[0]!r} is not a weight that {type(penalty).__name__} was made for")
