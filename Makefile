@@ -40,8 +40,8 @@ test-avalanche: .venv-avalanche/.made
 check: test lint
 
 lint: env
-	$(BIN)/ruff check src tests tools examples
-	$(BIN)/ruff format --check src tests tools examples
+	$(BIN)/ruff check src tests tools examples benchmarks
+	$(BIN)/ruff format --check src tests tools examples benchmarks
 	$(BIN)/mypy
 
 docs: export NO_MKDOCS_2_WARNING = 1
