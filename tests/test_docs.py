@@ -84,10 +84,13 @@ def test_a_page_runs_as_it_is_printed(path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_readme_runs_as_it_is_printed() -> None:
-    loop, experiment, own_tasks, grid, own_features = run_page(README)
+    loop, shipped, estimator, experiment, own_tasks, grid, own_features = run_page(README)
     assert loop["head"].hebb.abs().sum() > 0
     assert len(loop["penalty"].terms) == 1
     assert loop["penalty"].loss().item() == 0
+    assert Path("model.safetensors").stat().st_size > Path("model.onnx").stat().st_size > 0
+    assert list(estimator["classifier"].classes_) == ["bat", "cat", "dog", "owl"]
+    assert shipped["inputs"].shape == (32, 20)
     assert experiment["result"].accuracy.shape == (3, 5, 5)
     assert engram.Result.load("results/mine").config == experiment["result"].config
     assert own_tasks["result"].accuracy.shape == (3, 2, 2)
