@@ -36,7 +36,7 @@ def permuted_digits(quick: bool) -> list[tuple[Batches, Batches]]:
     loaders = []
     for task in engram.streams.permuted(num_tasks=3, dataset="mnist-small"):
         parts = []
-        for samples, count in ((task.train, 1000 if quick else 10000), (task.test, 500 if quick else 2000)):
+        for samples, count in ((task.train, 400 if quick else 10000), (task.test, 200 if quick else 2000)):
             inputs = read_inputs(samples.inputs[:count], task.permutation).flatten(1)
             parts.append(
                 DataLoader(TensorDataset(inputs, samples.targets[:count]), batch_size=8 if quick else 32, shuffle=True)
@@ -81,7 +81,7 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 def show(title: str, learn: Learn, optimizer: Callable[[nn.Module], torch.optim.Optimizer], strength: float) -> None:
     """The command line of a script: learn with consolidation and without, and print both."""
 
-    def command(quick: bool = typer.Option(False, help="A tenth of the digits, one epoch.")) -> None:
+    def command(quick: bool = typer.Option(False, help="Few digits, one epoch.")) -> None:
         table = Table("accuracy in %", "task 1", "task 2", "task 3", title=title)
         for name, held in (("with SI", strength), ("without", 1e-12)):
             last = learn_digits(learn, optimizer, held, quick)[-1]
