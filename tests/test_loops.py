@@ -252,6 +252,134 @@ def test_a_copy_of_a_penalty_watches_over_its_own_model() -> None:
             twin.after_step()
 
 
+def test_weights_without_a_gradient_are_no_change() -> None:
+    """zero_grad(set_to_none=False) touches the gradients of frozen weights too."""
+    model, penalty = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for task in range(2):
+        model.features.requires_grad_(task == 0)
+        for x, y in batches(task):
+            optimizer.zero_grad(set_to_none=False)
+            (F.cross_entropy(model(x, y), y) + penalty.loss()).backward()
+            penalty.after_backward()
+            optimizer.step()
+            penalty.after_step()
+        penalty.consolidate()
+
+
+def in_second_task(freeze: bool = False) -> tuple[Classifier, SI, torch.optim.Optimizer]:
+    model, penalty = make()
+    penalty.strength = 100.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for task in range(2):
+        for x, y in batches(task):
+            optimizer.zero_grad()
+            (F.cross_entropy(model(x, y), y) + penalty.loss()).backward()
+            optimizer.step()
+            penalty.after_step()
+        if task == 0:
+            penalty.consolidate()
+    if freeze:
+        model.features.requires_grad_(False)
+        optimizer = torch.optim.SGD(model.head.parameters(), lr=0.05)
+    return model, penalty, optimizer
+
+
+def path_of_one_step(
+    model: Classifier, penalty: SI, optimizer: torch.optim.Optimizer, parts: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """What `head.weight` adds to its path in a step of several parts, by autograd."""
+    twin = copy.deepcopy(model)
+    loss = sum(F.cross_entropy(twin(x, y), y) for x, y in parts) / len(parts)
+    (slope,) = torch.autograd.grad(loss, [twin.head.weight])
+    before = model.head.weight.detach().clone()
+    for x, y in parts:
+        ((F.cross_entropy(model(x, y), y) + penalty.loss()) / len(parts)).backward()
+    optimizer.step()
+    return -slope * (model.head.weight.detach() - before)
+
+
+@pytest.mark.parametrize("case", ["first weight frozen", "abandoned", "abandoned, zeroed", "looked at"])
+def test_si_knows_what_is_in_the_gradients(case: str) -> None:
+    model, penalty, optimizer = in_second_task(freeze=case == "first weight frozen")
+    path = penalty.path["head.weight"].clone()
+    data = batches(7, 3)
+    optimizer.zero_grad()
+    if case.startswith("abandoned"):
+        x, y = data[0]
+        (F.cross_entropy(model(x, y), y) + penalty.loss()).backward()
+        optimizer.zero_grad(set_to_none="zeroed" not in case)
+    if case == "looked at":
+        torch.autograd.grad(penalty.loss(), [model.head.weight])
+    added = path_of_one_step(model, penalty, optimizer, data[1:])
+    if case == "looked at":
+        torch.autograd.grad(penalty.loss(), [model.head.weight])
+    penalty.after_step()
+    torch.testing.assert_close(penalty.path["head.weight"], path + added, rtol=1e-7, atol=1e-12)
+
+
+def test_lbfgs_is_refused() -> None:
+    model, penalty = make()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    (x, y), *_ = batches(0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x, y), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    penalty.after_step()  # from the first step on it watches
+    optimizer.step(closure)
+    with pytest.raises(InputError, match="another optimizer than LBFGS"):
+        penalty.after_step()
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, SI, MAS])
+def test_a_penalty_that_was_not_told_of_growth_says_so(kind: type) -> None:
+    model, _ = make()
+    penalty = kind(model, strength=1.0)
+    for x, y in batches(0):
+        model.zero_grad()
+        (F.cross_entropy(model(x, y), y) + penalty.loss()).backward()
+        penalty.after_step()
+    penalty.consolidate(batches(0))
+    model.head.grow(5)
+    with pytest.raises(InputError, match=r"'head\.weight' is no longer .* call penalty\.grow"):
+        penalty.loss()
+    with pytest.raises(InputError, match=r"call penalty\.grow"):
+        penalty.consolidate(batches(0))
+    penalty.grow()
+    penalty.loss()
+    penalty.consolidate(batches(0))
+
+
+def test_a_scale_is_asked_for_again_after_growth() -> None:
+    model, penalty, _ = in_second_task()
+    model.head.grow(4)
+    penalty.grow()
+    (x, y), *_ = batches(0)
+    model.zero_grad()
+    ((F.cross_entropy(model(x, y), y) + penalty.loss()) * 65536).backward()
+    with pytest.raises(InputError, match="multiplied by 65536"):
+        penalty.after_backward()
+
+
+def test_the_proximal_step_leaves_frozen_weights_alone() -> None:
+    model, _, optimizer = in_second_task()
+    penalty = OnlineEWC(model, strength=100.0)
+    penalty.consolidate(batches(0))
+    with torch.no_grad():
+        model.features[0].weight.add_(0.1)
+        model.head.weight.add_(0.1)
+    model.features.requires_grad_(False)
+    still, moved = model.features[0].weight.clone(), model.head.weight.clone()
+    penalty.proximal_step(optimizer)
+    assert torch.equal(model.features[0].weight, still)
+    assert not torch.equal(model.head.weight, moved)
+
+
 @pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS])
 def test_the_other_penalties_have_no_use_for_gradients(kind: type) -> None:
     model, _ = make()

@@ -71,12 +71,13 @@ class Penalty(ABC):
         # what stands beside a slow weight in force; the penalty looks at it, and moves the slow weight only
         self.fast = fast_parts(model, self.parameters) if protect == "in-force" else {}
         self.terms: list[Term] = []
-        self.gradient_share: Tensor | None = None  # how many times `loss`'s gradient is in .grad; None for not at all
-        self.fast_share: dict[str, Tensor] = {}  # and the fast parts that it was of, as many times
+        self._found_alive: list[Term] | None = None  # the terms for which the weights were last seen to be the model's
         self._pull: tuple[list[Term], tuple[float | Mapping[str, float], float, str], Pull] | None = None
 
     def loss(self) -> Tensor:
         """λ Σ_k Ω_k (θ_k − θ*_k)², a scalar; zero before the first consolidation."""
+        if self._found_alive is not self.terms:  # once between two consolidations
+            self.check_alive()
         return _QuadraticForm.apply(self, *self.parameters.values())
 
     def gradient(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -106,24 +107,12 @@ class Penalty(ABC):
             pull = self.pull(learning_rate)
         if pull is not None:
             for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
-                torch.addcmul(moved_shift(pull, name, self.fast), theta, pull.gain[name], out=theta)
+                if theta.requires_grad:  # else it was frozen, and stays where it is
+                    torch.addcmul(moved_shift(pull, name, self.fast), theta, pull.gain[name], out=theta)
 
     def in_force(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights as the network computes with them: those that have a fast part, with it."""
         return {n: t + self.fast[n]().detach() if n in self.fast else t for n, t in parameters.items()}
-
-    @torch.no_grad()
-    def gradient_within(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What of `.grad` came from `loss`, which was of these values, and of fast parts that may be others now."""
-        share = self.gradient_share
-        if share is None:
-            return {}
-        within = {name: share * gradient for name, gradient in self.gradient(parameters).items()}
-        for name, then in self.fast_share.items():
-            moved = then - share * self.fast[name]().detach()
-            for term in self.terms:
-                within[name] = within[name] + 2 * self.strength * term.importance[name] * moved
-        return within
 
     @torch.no_grad()
     def pull(self, learning_rate: float | Mapping[str, float], step: str = "proximal") -> Pull | None:
@@ -148,6 +137,20 @@ class Penalty(ABC):
         """Free the memory of the last `pull`, for who has a copy of it."""
         self._pull = None
 
+    def check_alive(self) -> None:
+        """Refuse to protect tensors that the model no longer computes with."""
+        own = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, theta in self.parameters.items():
+            if own.get(name) is not theta:
+                raise InputError(
+                    f"the model's {name!r} is no longer the tensor that this penalty was made for: "
+                    "call penalty.grow() after head.grow(), or make the penalty anew"
+                )
+        self._found_alive = self.terms
+
+    def note_backward(self, scale: Tensor) -> None:  # noqa: B027 - most penalties rightly do nothing here
+        """Called when a backward pass comes through `loss`, which was multiplied by `scale`. Only SI needs to know."""
+
     def after_backward(self, scale: float = 1.0) -> None:  # noqa: B027 - most penalties rightly do nothing here
         """Called directly after backward(), where gradients are then clipped or unscaled. Only SI looks at them."""
 
@@ -161,6 +164,7 @@ class Penalty(ABC):
         where a task has its own (all by default). The model is left as it was found: traces, BatchNorm
         statistics, gradients and modes untouched.
         """
+        self.check_alive()
         self.remember(check_finite(self.importance(batches, classes)))
 
     @abstractmethod
@@ -202,7 +206,7 @@ class Penalty(ABC):
         self.terms = [Term(with_rows(term.importance, none), with_rows(term.anchor, now)) for term in self.terms]
         for group in self.extra_groups:
             setattr(self, group, with_rows(getattr(self, group), self.begun(group)))
-        self.gradient_share, self.fast_share = None, {}
+        self._found_alive = None
 
     def begun(self, group: str) -> dict[str, Tensor]:
         """What a group of `extra_groups` holds of weights that have taken no step yet: zeros, unless overridden."""
@@ -341,14 +345,7 @@ class _QuadraticForm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         penalty, (scale,) = ctx.penalty, outer
-        # SI must later take this part out of .grad again, so how much of it went in is kept. Where .grad is None,
-        # nothing is in it yet: an earlier backward pass may have been thrown away without a step.
-        kept = next(iter(penalty.parameters.values())).grad is not None
-        so_far = penalty.gradient_share if kept else None
-        penalty.gradient_share = scale.detach() if so_far is None else so_far + scale.detach()
-        before = {} if so_far is None else penalty.fast_share
-        fast = {name: scale.detach() * part().detach() for name, part in penalty.fast.items()}
-        penalty.fast_share = {name: part + before[name] if name in before else part for name, part in fast.items()}
+        penalty.note_backward(scale.detach())  # SI must later take this part out of .grad again
         if not penalty.terms:
             return (None,) * (1 + len(ctx.saved_tensors))
         at = dict(zip(penalty.parameters, ctx.saved_tensors, strict=True))

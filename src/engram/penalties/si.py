@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from engram.errors import InputError
 from engram.penalties.base import Penalty
+from engram.penalties.gradients import Gradients
 
 LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
 
@@ -48,7 +48,8 @@ class SI(Penalty):
             raise InputError(f"xi must be a positive number, not {xi}")
         self.xi = xi
         self.task_gradient: dict[str, Tensor] = {}  # g, where it was taken before the gradient was changed
-        self.watches: dict[str, _Watch] = {}  # over gradients, from the first step on
+        self.gradients = Gradients()  # what is known of .grad
+        self.trusted_scale: float | None = None  # the last that was found to be right
         self._start_task()
 
     def _start_task(self) -> None:
@@ -56,15 +57,19 @@ class SI(Penalty):
         self.before = self.start  # θ before the current step; a copy of its own once there has been one
         self.path: dict[str, Tensor] = {name: torch.zeros_like(theta) for name, theta in self.start.items()}
 
+    def note_backward(self, scale: Tensor) -> None:
+        fast = {name: scale * part().detach() for name, part in self.fast.items()}
+        self.gradients.note(self.parameters, scale, fast)
+
     @torch.no_grad()
     def after_backward(self, scale: float = 1.0) -> None:
-        """Take g from `.grad` before it is unscaled or clipped. Call it directly after the last backward() of a step.
+        """Take g from `.grad` before it is unscaled or clipped. Call it once, after the last backward() of a step.
 
         `scale` is by what the loss was multiplied: `scaler.get_scale()` with a GradScaler.
         """
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale of the loss must be a positive number, not {scale}")
-        if self.before is self.start:  # once a task, since it makes a GPU wait
+        if scale != self.trusted_scale:  # not each time, since it makes a GPU wait
             self._refuse_forgotten(scale)
         self._refuse_changed("SI.after_backward() must come directly after backward(), before unscale_() and clipping")
         gradient = self._gradient_of_the_task()
@@ -77,6 +82,11 @@ class SI(Penalty):
             raise InputError(
                 "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
             )
+        if self.gradients.moved():
+            raise InputError(
+                "the weights moved between two backward passes of one step, so SI cannot follow their path: "
+                "call after_step() after every step, and use another optimizer than LBFGS"
+            )
         if not self.task_gradient:
             self._refuse_changed(
                 "the gradients were changed after backward(), by clipping, a GradScaler or the optimizer itself: "
@@ -84,6 +94,7 @@ class SI(Penalty):
             )
         gradient = self.task_gradient or self._gradient_of_the_task()
         if self.before is self.start:
+            self.check_alive()
             self.before = {name: theta.clone() for name, theta in self.start.items()}
         for name, theta in self.parameters.items():
             if name in gradient:
@@ -92,42 +103,61 @@ class SI(Penalty):
                 g = gradient[name].masked_fill(move == 0, 0)
                 self.path[name].addcmul_(g, move, value=-1)
             self.before[name].copy_(theta)
-        self.gradient_share = None
         self.task_gradient = {}
-        self._watch_gradients()
+        self.gradients.watch(self.parameters)
+        self.gradients.begin_step()
 
     def _gradient_of_the_task(self) -> dict[str, Tensor]:
         """`.grad` less what `loss` put into it."""
-        of_penalty = self.gradient_within(self.before)
+        of_penalty = self._gradient_of_the_penalty()
         return {
             name: theta.grad - of_penalty[name] if of_penalty else theta.grad.clone()
             for name, theta in self.parameters.items()
             if theta.grad is not None
         }
 
+    def _gradient_of_the_penalty(self) -> dict[str, Tensor]:
+        """What of `.grad` came from `loss`: it was of the weights before the step, and of fast parts as they were."""
+        held = self.gradients.held()
+        if not held or not self.terms:
+            return {}
+        share = torch.stack([part.scale for part in held]).sum()
+        within = {name: share * gradient for name, gradient in self.gradient(self.before).items()}
+        for name, part in self.fast.items():
+            then = torch.stack([of.fast[name] for of in held]).sum(dim=0)
+            for term in self.terms:
+                moved = 2 * self.strength * term.importance[name] * (then - share * part().detach())
+                within[name] = within[name] + moved
+        return within
+
     def _refuse_forgotten(self, scale: float) -> None:
         """`loss` knows by how much it was multiplied; far more than `scale` was a GradScaler's doing."""
-        share = 1.0 if self.gradient_share is None else float(self.gradient_share)
+        share = self.gradients.scale()
         if math.isfinite(share) and share / scale > LARGEST_SHARE:
             raise InputError(
                 f"the loss was multiplied by {share:g} before backward(): "
                 "call penalty.after_backward(scale=scaler.get_scale())"
             )
-
-    def _watch_gradients(self) -> None:
-        """From a first step on, and not before: Engram's own engine, which has no use for it, never comes here."""
-        for name, theta in self.parameters.items():
-            if name not in self.watches or self.watches[name].theta() is not theta:
-                self.watches[name] = _Watch(theta)
+        if share:
+            self.trusted_scale = scale
 
     def _refuse_changed(self, sentence: str) -> None:
         """A gradient that was changed in place since backward() left it is not g."""
-        for name, theta in self.parameters.items():
-            if name in self.watches and self.watches[name].sees_a_change(theta):
-                raise InputError(sentence)
+        if self.gradients.changed():
+            raise InputError(sentence)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "watches": {}}  # a copy has parameters of its own, which nobody watches yet
+        return {**vars(self), "gradients": Gradients()}  # a copy has weights of its own, whose gradients nobody watches
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.task_gradient, self.trusted_scale = {}, None
+        self.gradients.begin_step()
+
+    def grow(self) -> None:
+        super().grow()
+        self.task_gradient, self.trusted_scale = {}, None
+        self.gradients.begin_step()
 
     def begun(self, group: str) -> dict[str, Tensor]:
         return super().begun(group) if group == "path" else self.snapshot()
@@ -146,20 +176,3 @@ class SI(Penalty):
     def remember(self, importance: dict[str, Tensor]) -> None:
         super().remember(importance)
         self._start_task()
-
-
-class _Watch:
-    """Notes in which version backward() leaves the gradient of a weight, so that a change in place shows later."""
-
-    def __init__(self, theta: nn.Parameter):
-        self.theta = weakref.ref(theta)
-        self.version: int | None = None
-        theta.register_post_accumulate_grad_hook(self)
-
-    def __call__(self, theta: Tensor) -> None:
-        self.version = None if theta.grad is None else theta.grad._version
-
-    def sees_a_change(self, theta: nn.Parameter) -> bool:
-        if theta is not self.theta() or theta.grad is None or self.version is None:
-            return False
-        return theta.grad._version != self.version

@@ -57,8 +57,8 @@ def _fixed(penalty: Penalty) -> dict[str, str | bool | int]:
 
 def _check_mappable(penalty: Penalty, one: Penalty) -> None:
     """Refuse to map over penalties that hold something that could not be a value of each model."""
-    usual = {"model", "parameters", "fast", "terms", "gradient_share", "fast_share", "_pull", *penalty.extra_groups}
-    usual |= {"task_gradient", "watches"}  # which a loop of one's own fills
+    usual = {"model", "parameters", "fast", "terms", "_pull", "_found_alive", *penalty.extra_groups}
+    usual |= {"task_gradient", "gradients", "trusted_scale"}  # which a loop of one's own fills
     for name, value in vars(penalty).items():
         if name not in usual and not isinstance(value, str | bool | int | float):
             raise TypeError(f"its {name!r} is a {type(value).__name__}, which cannot be mapped over")

@@ -1,0 +1,96 @@
+"""What lies in `.grad`: how much of a penalty's own gradient, and whether it is still what backward() left there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Share:
+    """One backward pass that held the penalty's loss."""
+
+    scale: Tensor  # by what the loss was multiplied
+    fast: dict[str, Tensor]  # the fast parts that it was of, as many times
+    accumulated: int  # gradients that had been accumulated until then
+
+
+class Watch:
+    """Follows the gradient of a weight through a step: how often it was accumulated, in which version it was left."""
+
+    def __init__(self, theta: nn.Parameter):
+        self.theta = weakref.ref(theta)
+        self.accumulated = 0
+        self.begin_step()
+        theta.register_post_accumulate_grad_hook(self)
+
+    def begin_step(self) -> None:
+        self.version: int | None = None  # of the gradient, as the last backward() of this step left it
+        self.weight_version: int | None = None  # of the weight, when the first gradient of this step was made
+        self.moved = False  # whether the weight was another one for the last gradient than for the first
+
+    def __call__(self, theta: Tensor) -> None:
+        self.accumulated += 1
+        self.version = None if theta.grad is None else theta.grad._version
+        if self.weight_version is None:
+            self.weight_version = theta._version
+        self.moved = self.moved or theta._version != self.weight_version
+
+    def sees_a_change(self) -> bool:
+        """Whether the gradient was changed in place since backward() left it."""
+        theta = self.theta()
+        if theta is None or theta.grad is None or self.version is None:
+            return False
+        return theta.grad._version != self.version
+
+
+class Gradients:
+    """The gradients of some weights, between one step and the next."""
+
+    def __init__(self) -> None:
+        self.shares: list[Share] = []
+        self.watches: dict[str, Watch] = {}
+
+    def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """From a first step on, and not before: Engram's own engine, which has no use for it, never takes one here."""
+        for name, theta in parameters.items():
+            if name not in self.watches or self.watches[name].theta() is not theta:
+                self.watches[name] = Watch(theta)
+
+    def begin_step(self) -> None:
+        self.shares = []
+        for watch in self.watches.values():
+            watch.begin_step()
+
+    @property
+    def accumulated(self) -> int:
+        return sum(watch.accumulated for watch in self.watches.values())
+
+    def note(self, parameters: Mapping[str, nn.Parameter], scale: Tensor, fast: dict[str, Tensor]) -> None:
+        """A backward pass through the penalty's loss begins. What was there of an earlier one may be gone by now."""
+        own = [theta.grad for theta in parameters.values() if theta.requires_grad and theta.grad is not None]
+        if self.shares and (not own or (self.changed() and not any(grad.any() for grad in own))):
+            self.shares = []  # it was thrown away without a step
+        self.shares.append(Share(scale, fast, self.accumulated))
+
+    def held(self) -> list[Share]:
+        """The shares that are in `.grad`: a look at the penalty's gradient by torch.autograd.grad put nothing there."""
+        if not self.watches or not self.shares:
+            return self.shares
+        until = [share.accumulated for share in self.shares[1:]] + [self.accumulated]
+        return [share for share, end in zip(self.shares, until, strict=True) if end > share.accumulated]
+
+    def changed(self) -> bool:
+        return any(watch.sees_a_change() for watch in self.watches.values())
+
+    def moved(self) -> bool:
+        return any(watch.moved for watch in self.watches.values())
+
+    @torch.no_grad()
+    def scale(self) -> float:
+        """By what the loss that holds the penalty was multiplied, in all."""
+        return float(sum(share.scale for share in self.held()))
