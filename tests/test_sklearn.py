@@ -441,7 +441,9 @@ def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarra
     with pytest.raises(InputError, match=told):
         classifier.partial_fit(X, later)
     with pytest.raises(InputError, match=told):
-        ContinualClassifier(**SMALL).partial_fit(X, known, classes=np.concatenate([later, known[:1].astype(later.dtype)]))
+        ContinualClassifier(**SMALL).partial_fit(
+            X, known, classes=np.concatenate([later, known[:1].astype(later.dtype)])
+        )
     assert classifier.classes_.tolist() == known.tolist()
     small = ContinualClassifier(**SMALL).partial_fit(X, np.array([1, 2])).partial_fit(X, np.array([2.0, 3.0]))
     assert small.classes_.tolist() == [1, 2, 3], "those that stay apart are taken"
