@@ -201,7 +201,7 @@ def test_text_is_as_wide_as_its_labels_whatever_the_file_says(tmp_path: Path) ->
 
 
 def test_a_device_that_is_not_there_is_not_the_files_fault() -> None:
-    with pytest.raises(InputError, match="^there is no device 'gpu'"):
+    with pytest.raises(InputError, match=r"^there is no device 'gpu'"):
         ContinualClassifier.load(KEPT, device="gpu")
 
 
@@ -233,7 +233,8 @@ def test_sums_over_what_was_read_round_as_before(method: str) -> None:
         ("method", np.str_("mas"), "mas"), ("strength", None, None), ("strength", 2, 2), ("strength", 0.5, 0.5),
         ("steady", np.bool_(False), False), ("masked", False, False), ("learning_rate", np.float32(0.5), 0.5),
         ("batch_size", np.int32(3), 3), ("epochs", 1, 1), ("partial_fit_epochs", np.int64(2), 2), ("memory_size", 5, 5),
-        ("random_state", None, None), ("random_state", 7, 7), ("random_state", np.uint8(7), 7), ("device", "auto", "auto"),
+        ("random_state", None, None), ("random_state", 7, 7), ("random_state", np.uint8(7), 7),
+        ("device", "auto", "auto"),
     ],
 )  # fmt: skip
 def test_every_form_of_a_parameter_comes_back(name: str, value, comes_back) -> None:

@@ -258,8 +258,8 @@ def _all_or_nothing(classifier: ContinualClassifier) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        vars(classifier).clear()
-        vars(classifier).update(before)
+        classifier.__dict__.clear()
+        classifier.__dict__.update(before)
         raise
 
 
