@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +103,16 @@ def test_a_layer_refuses_fewer_classes_and_is_left_alone(head: str) -> None:
     layer.grow(4)
     assert layer.weight is weight, "growing by nothing keeps the parameters that an optimizer knows"
     assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("number", [4.5, "6", 6.0, True, None])
+@pytest.mark.parametrize("head", ["dhp", "plain"])
+def test_a_layer_grows_to_whole_numbers_only(head: str, number) -> None:
+    layer = HEADS[head](3, 4)
+    with pytest.raises(InputError, match=f"a layer grows to a whole number of classes, not {number!r}"):
+        layer.grow(number)
+    layer.grow(np.int64(6))
+    assert type(layer.out_features) is int
 
 
 def test_what_learns_still_learns_and_what_does_not_does_not() -> None:

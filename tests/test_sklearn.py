@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from unittest import SkipTest
 
 import numpy as np
@@ -231,6 +232,29 @@ def test_the_same_seed_gives_the_same_and_another_another() -> None:
     assert torch.equal(torch.get_rng_state(), state), "PyTorch's own generator is left alone"
 
 
+def test_threads_learn_what_one_learns_alone() -> None:
+    X, y = blobs([0, 1])
+
+    def learned(seed: int) -> ContinualClassifier:
+        classifier = ContinualClassifier(**{**SMALL, "hidden": (64,), "epochs": 1, "random_state": seed}).fit(X, y)
+        for more in range(2, 8):
+            classifier.partial_fit(X[:1], [more])
+        return classifier
+
+    state = torch.get_rng_state()
+    alone = [learned(seed) for seed in range(12)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            together = list(threads.map(learned, range(12)))
+    finally:
+        sys.setswitchinterval(before)
+    for one, other in zip(alone, together, strict=True):
+        assert_same(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_fit_starts_afresh() -> None:
     X, y = blobs([0, 1, 2])
     used = ContinualClassifier(**SMALL).partial_fit(X, y + 7, task="old")
@@ -335,6 +359,8 @@ def test_a_task_restricts_the_prediction_to_its_classes() -> None:
         ([[1.0, 2.0]], [0, 1], {}, "inconsistent numbers"),
         ([[1.0, 2.0]] * 3, [0.1, 0.2, 0.3], {}, "continuous"),
         ([[1.0, 2.0]], [0], {"task": ["a"]}, r"hashable, not \['a'\]"),
+        ([[1.0, 2.0]], [0], {"task": float("nan")}, "a task cannot be named NaN"),
+        ([[1.0, 2.0]], ["a"], {"classes": []}, "y holds 'a', and classes is empty"),
         ([[1.0, 2.0]], ["a"], {"classes": [1, 2]}, "labels must be of one kind: 1 is among the numbers, and a among"),
     ],
 )
@@ -375,6 +401,52 @@ def test_what_does_not_fit_what_was_learned_is_refused_and_changes_nothing() -> 
     after = tensors_of(classifier)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert consolidations(classifier) == 0
+
+
+def test_a_call_that_fails_leaves_everything_as_it_was() -> None:
+    X, y = blobs([0, 1])
+    classifier = ContinualClassifier(method="ewc", **SMALL).fit(X, y, task="old")
+    before = pickle.dumps(classifier)
+    classifier.partial_fit_epochs = 0
+    with pytest.raises(InputError, match="partial_fit_epochs"):
+        classifier.partial_fit(X, y + 5, task="new")
+    classifier.partial_fit_epochs = 1
+    assert pickle.dumps(classifier) == before
+    classifier.memory_size = 0
+    with pytest.raises(InputError, match="memory_size"):
+        classifier.fit(X[:, :2], y)  # whose number of features was noted before
+    classifier.memory_size = SMALL["memory_size"]
+    assert pickle.dumps(classifier) == before
+    unfitted = ContinualClassifier(**{**SMALL, "partial_fit_epochs": 0})
+    for call in (lambda: unfitted.partial_fit(X, y), lambda: unfitted.set_params(epochs=0).fit(X, y)):
+        with pytest.raises(InputError, match="epochs"):
+            call()
+        assert not hasattr(unfitted, "classes_")
+        assert not hasattr(unfitted, "n_features_in_")
+
+
+@pytest.mark.parametrize(
+    ("known", "later"),
+    [
+        (np.array([2**62, 2**62 + 1]), np.array([5, 2**63 + 1], dtype=np.uint64)),
+        (np.array([2**62, 2**62 + 1]), np.array([3.0, 4.0])),
+        (np.array([1.0, 2.0**62]), np.array([2**62 + 1, 7])),
+    ],
+    ids=["unsigned", "floats later", "floats first"],
+)
+def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarray) -> None:
+    X = np.eye(2, FEATURES)
+    classifier = ContinualClassifier(**SMALL).partial_fit(X, known)
+    told = r"labels of the types \w+ and \w+ cannot be told apart exactly: \d+ would become"
+    with pytest.raises(InputError, match=told):
+        classifier.partial_fit(X, later)
+    with pytest.raises(InputError, match=told):
+        ContinualClassifier(**SMALL).partial_fit(
+            X, known, classes=np.concatenate([later, known[:1].astype(later.dtype)])
+        )
+    assert classifier.classes_.tolist() == known.tolist()
+    small = ContinualClassifier(**SMALL).partial_fit(X, np.array([1, 2])).partial_fit(X, np.array([2.0, 3.0]))
+    assert small.classes_.tolist() == [1, 2, 3], "those that stay apart are taken"
 
 
 def test_divergence_is_told_with_a_remedy() -> None:

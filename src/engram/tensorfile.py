@@ -49,7 +49,8 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
         path.open("rb").close()  # safetensors would say of every file that it cannot open that there is none
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["engram"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            # cloned, since they lie in the file as they come, and sums over memory that is not aligned round otherwise
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dictionary
         if header["kind"] != kind:
             raise ValueError(f"it is of the kind {header['kind']!r}")
         if int(header["format"]) > newest:

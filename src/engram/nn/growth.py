@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ def grow_rows(layer: Any, out_features: int) -> None:
     Old rows, and what all rows share, stay as they are, bit for bit; new ones are as `reset_parameters` makes them.
     """
     num_before = layer.out_features
+    if isinstance(out_features, bool) or not isinstance(out_features, Integral):
+        raise InputError(f"a layer grows to a whole number of classes, not {out_features!r}")
+    out_features = int(out_features)
     if out_features < num_before:
         raise InputError(f"a layer of {num_before} classes cannot shrink to {out_features}")
     if out_features == num_before:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,7 +84,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        hidden: tuple[int, ...] = (256,),
+        hidden: int | Sequence[int] = (256,),
         method: str = "dhp+si",
         *,
         strength: float | None = None,
@@ -114,10 +116,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
         `task` names the task of these samples, from which `partial_fit` may go on.
         """
-        inputs, labels = self._checked(X, y, first=True)
         task = _checked_task(task)
-        self._begin(inputs, np.unique(labels), task)
-        return self._learn(inputs, labels, self.learner_.config.epochs)
+        with _all_or_nothing(self):
+            inputs, labels = self._checked(X, y, first=True)
+            self._begin(inputs, np.unique(labels), task)
+            return self._learn(inputs, labels, self.learner_.config.epochs)
 
     def partial_fit(self, X: Any, y: Any, task: Hashable = None, classes: Any = None) -> Self:
         """Go on learning, in `partial_fit_epochs` passes over these samples.
@@ -131,18 +134,18 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             classes: all labels that may be in `y`, if they are to have a column from now on. Unlike elsewhere in
                 scikit-learn it is never needed, and may differ from call to call.
         """
-        first = not hasattr(self, "classes_")
-        inputs, labels = self._checked(X, y, first)
-        task = _checked_task(task)
-        declared = labels if classes is None else _declared(classes, labels)
-        new = np.unique(declared) if first else self._labels.unknown(declared)
-        if first:
-            self._begin(inputs, new, task)
-        else:
-            grown = self._labels.extended(new)
-            self._turn_to(task, all_unseen=self._all_unseen(labels))
-            self._take_up(grown)
-        return self._learn(inputs, labels, self._passes())
+        task, passes = _checked_task(task), _number("partial_fit_epochs", self.partial_fit_epochs, least=1)
+        if not hasattr(self, "classes_"):
+            with _all_or_nothing(self):
+                inputs, labels = self._checked(X, y, first=True)
+                self._begin(inputs, np.unique(_declared(classes, labels)), task)
+                return self._learn(inputs, labels, passes)
+        inputs, labels = self._checked(X, y, first=False)
+        check_same_kind(labels, self._labels.values)
+        grown = self._labels.extended(self._labels.unknown(_declared(classes, labels)))
+        self._turn_to(task, all_unseen=self._all_unseen(labels))
+        self._take_up(grown)
+        return self._learn(inputs, labels, passes)
 
     def consolidate(self) -> Self:
         """End the current task now, as a call with another `task` would."""
@@ -230,9 +233,6 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(f"there is no task {task!r}, " + (f"only {known}" if known else "and none was named yet"))
         return self._task_rows[task]
 
-    def _passes(self) -> int:
-        return _number("partial_fit_epochs", self.partial_fit_epochs, least=1)
-
     def _config(self, seed: int) -> Config:
         """The parameters as settings of Engram, which refuses those that cannot be."""
         method = str(self.method)
@@ -249,6 +249,18 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             baseline_head="plain",
             **(STEADY if self.steady else {}),
         )
+
+
+@contextmanager
+def _all_or_nothing(classifier: ContinualClassifier) -> Iterator[None]:
+    """A beginning that fails leaves the classifier as it was, with what it had learned before."""
+    before = dict(vars(classifier))
+    try:
+        yield
+    except BaseException:
+        classifier.__dict__.clear()
+        classifier.__dict__.update(before)
+        raise
 
 
 def _plain(value: Any) -> Any:
@@ -271,12 +283,18 @@ def _checked_task(task: Any) -> Hashable:
         raise InputError(
             f"a task is named by text, a number, or anything else that is hashable, not {task!r}"
         ) from None
+    if isinstance(task, float) and math.isnan(task):
+        raise InputError("a task cannot be named NaN, which is not even equal to itself")
     return task
 
 
 def _declared(classes: Any, labels: np.ndarray) -> np.ndarray:
-    """The classes that a call declares, once those of its samples are known to be among them."""
+    """The classes that a call brings: those of its samples, or what it says, if those are among it."""
+    if classes is None:
+        return labels
     declared = np.unique(np.asarray(classes))
+    if not len(declared):
+        raise InputError(f"y holds {_plain(labels[0])!r}, and classes is empty")
     check_same_kind(labels, declared)
     stray = labels[~np.isin(labels, declared)]
     if len(stray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from engram.sklearn.reservoir import Reservoir
 
 LARGEST_GRADIENT = 1.0  # its norm: features of any size, also unscaled ones, then leave a step finite
 SAMPLES_AT_ONCE = 256  # in evaluation and consolidation
+# New weights are drawn from PyTorch's own generator, seeded for them: by one thread at a time.
+DRAWING = threading.RLock()
 
 
 class ContinualLearner:
@@ -36,7 +39,9 @@ class ContinualLearner:
         self.device = device
         self.masked = masked
         self.memory_size = memory_size
-        self.model = build_model(config, 0, (num_features,), num_classes).to(device)
+        with DRAWING:
+            model = build_model(config, 0, (num_features,), num_classes)
+        self.model = model.to(device)
         vars(self.model.head)["check_values"] = False  # `_step` looks out itself, and says what to do about it
         self.penalty = build_penalty(config, 0, self.model)
         # SI has all it needs when a task ends; the others look at samples of the task
@@ -55,7 +60,7 @@ class ContinualLearner:
         """Take up more classes, whose rows begin as those of a new network."""
         if num_classes > self.num_classes:
             head: Any = self.model.head.cpu()  # whose generator gives the same numbers everywhere
-            with torch.random.fork_rng(devices=[]):
+            with DRAWING, torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(derive_seed(self.config.seed, "growth", num_classes))
                 head.grow(num_classes)
             head.to(self.device)

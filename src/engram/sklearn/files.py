@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from engram.build import choose_device
-from engram.config import from_dict
+from engram.build import build_model, choose_device
+from engram.config import Config, from_dict
 from engram.errors import InputError
-from engram.sklearn.continual import ContinualLearner
+from engram.sklearn.continual import DRAWING, ContinualLearner
 from engram.sklearn.labels import Labels
 from engram.tensorfile import read_tensors, write_tensors
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
     from engram.sklearn.classifier import ContinualClassifier
 
 KIND, FORMAT = "classifier", 1
+NAMES = (str, int, float, bool)  # what a task may be named in a file
+LABELS: dict[str, tuple[type, ...]] = {  # what labels are in JSON, by NumPy's letter for their type
+    "b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "O": (str,)
+}  # fmt: skip
+# How Python, NumPy and PyTorch say that a file contradicts itself
+REFUSALS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError)
 
 
 def save(classifier: ContinualClassifier, path: Path) -> None:
@@ -27,7 +35,7 @@ def save(classifier: ContinualClassifier, path: Path) -> None:
     learner = classifier.learner_
     names = getattr(classifier, "feature_names_in_", None)
     header = {
-        "params": {name: _as_json(f"the parameter {name}", v) for name, v in classifier.get_params().items()},
+        "params": {name: _parameter(name, value) for name, value in classifier.get_params().items()},
         "config": learner.config.to_dict(),
         "features": learner.num_features,
         "feature_names": None if names is None else names.tolist(),
@@ -51,64 +59,158 @@ def save(classifier: ContinualClassifier, path: Path) -> None:
 
 def load(kind: type[ContinualClassifier], path: Path, device: str | None) -> Any:
     """A whole classifier, or one sentence on why there is none."""
+    if device is not None:
+        choose_device(device)  # which refuses what is not there; the file has no part in that
     header, tensors = read_tensors(path, KIND, FORMAT)
-    params = header.get("params")
-    if device is not None and isinstance(params, dict):
-        params["device"] = device
     try:
-        return _restored(kind, header, tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as reason:
-        said = str(reason).strip().splitlines()[0]
-        raise InputError(f"{path} does not hold a classifier of this version of Engram ({said})") from reason
+        classifier = kind(**_params(header["params"]))
+        classifier.device = _of(str, "device", classifier.device) if device is None else device
+    except REFUSALS as reason:
+        raise _refusal(path, reason) from reason
+    on = choose_device(classifier.device)
+    try:
+        return _restored(classifier, header, tensors, on)
+    except REFUSALS as reason:
+        raise _refusal(path, reason) from reason
 
 
-def _restored(kind: type[ContinualClassifier], header: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    params = header["params"]
-    classifier = kind(**{**params, "hidden": tuple(params["hidden"])})
-    labels = Labels(np.array(header["labels"], dtype=np.dtype(header["labels_type"])))
-    config, device = from_dict(header["config"]), choose_device(classifier.device)
-    size, num_begun, num_seen = map(int, header["memory"])
-    learner = ContinualLearner(config, int(header["features"]), len(labels.values), device, header["masked"], size)
+def _refusal(path: Path, reason: Exception) -> InputError:
+    said = next(iter(str(reason).strip().splitlines()), type(reason).__name__)
+    return InputError(f"{path} does not hold a classifier of this version of Engram ({said})")
+
+
+def _restored(
+    classifier: ContinualClassifier, header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device
+) -> ContinualClassifier:
+    labels = _labels(header["labels"], header["labels_type"])
+    num_features, num_classes = _number(header, "features", least=1), len(labels.values)
+    config = from_dict(header["config"])
+    _check_shapes(config, num_features, num_classes, _part(tensors, "model."))
+    size, num_begun, num_seen = (_of(int, "memory", number) for number in header["memory"])
+    masked = _of(bool, "masked", header["masked"])
+    learner = ContinualLearner(config, num_features, num_classes, device, masked, size)
     learner.model.load_state_dict(_part(tensors, "model."))
     learner.penalty.load_state_dict(_part(tensors, "penalty."))
     learner.model.eval()
-    known = range(len(labels.values))
-    learner.seen, learner.classes = _rows(header["seen"], known), _rows(header["classes"], known)
-    learner.num_samples, learner.num_calls = int(header["num_samples"]), int(header["num_calls"])
-    memory = learner.memory
-    memory.num_begun, memory.num_seen = num_begun, num_seen
-    if held := _part(tensors, "memory."):
-        memory.inputs, memory.targets = held["inputs"], held["targets"]
-        if memory.inputs.shape != (memory.size, learner.num_features) or memory.targets.shape != (memory.size,):
-            raise ValueError(f"its memory has shape {tuple(memory.inputs.shape)}")
+    learner.seen = _rows("seen", header["seen"], range(num_classes))
+    if not learner.seen:
+        raise ValueError("it has seen no class")
+    learner.classes = _rows("classes", header["classes"], learner.seen)
+    learner.num_samples, learner.num_calls = _number(header, "num_samples"), _number(header, "num_calls", least=1)
+    _refill(learner, num_begun, num_seen, _part(tensors, "memory."))
     classifier.learner_ = learner
-    classifier.n_features_in_ = learner.num_features
+    classifier.n_features_in_ = num_features
     if header["feature_names"] is not None:
-        classifier.feature_names_in_ = np.array(header["feature_names"], dtype=object)
-    classifier._task = header["task"]
-    classifier._task_rows = {task: _rows(rows, known) for task, rows in header["tasks"]}
+        names = [_of(str, "feature_names", name) for name in header["feature_names"]]
+        if len(names) != num_features:
+            raise ValueError(f"it has {num_features} features and {len(names)} names of them")
+        classifier.feature_names_in_ = np.array(names, dtype=object)
+    classifier._task = None if header["task"] is None else _of(NAMES, "task", header["task"])
+    classifier._task_rows = {
+        _of(NAMES, "tasks", task): _rows("tasks", rows, learner.seen) for task, rows in header["tasks"]
+    }
+    if len(classifier._task_rows) != len(header["tasks"]):
+        raise ValueError("it has a task twice")
     classifier._labels = labels
     classifier.classes_ = labels.classes
     return classifier
 
 
-def _rows(rows: list[int], known: range) -> list[int]:
-    if any(row not in known for row in rows):
-        raise ValueError(f"there is no class of number {max(rows)}")
+def _params(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters as they were given, but for a list of widths, which comes back as a tuple."""
+    for name, value in params.items():
+        if name != "hidden" and value is not None:
+            _of(NAMES, name, value)
+    hidden = params["hidden"]
+    widths = tuple(_of(int, "hidden", width) for width in (hidden if isinstance(hidden, list) else [hidden]))
+    return {**params, "hidden": widths if isinstance(hidden, list) else hidden}
+
+
+def _labels(values: list[Any], kind: str) -> Labels:
+    """Text is as wide as its longest label, whatever the file says."""
+    letter = "U" if "U" in _of(str, "labels_type", kind) else np.dtype(kind).kind
+    if letter not in LABELS or not values:
+        raise ValueError(f"there are no labels of the type {kind!r}")
+    values = [_of(LABELS[letter], "labels", value) for value in values]
+    made = np.array(values, dtype={"U": np.str_, "O": object}.get(letter) or np.dtype(kind))
+    if made.tolist() != values or len(set(values)) != len(values):
+        raise ValueError("its labels are not of their type, or one is there twice")
+    return Labels(made)
+
+
+def _check_shapes(config: Config, num_features: int, num_classes: int, held: dict[str, Tensor]) -> None:
+    """Before anything is built, which may be far larger than what the file holds."""
+    with DRAWING, torch.device("meta"):
+        model = build_model(config, 0, (num_features,), num_classes)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if expected != {name: tuple(tensor.shape) for name, tensor in held.items()}:
+        raise ValueError(f"its tensors are not those of {config.method} with {num_classes} classes")
+
+
+def _refill(learner: ContinualLearner, num_begun: int, num_seen: int, held: dict[str, Tensor]) -> None:
+    memory = learner.memory
+    if learner.memory_size < 1 or num_begun < 1 or num_seen < 0 or bool(num_seen) != bool(held):
+        raise ValueError(f"its memory of {learner.memory_size} has seen {num_seen} samples in {num_begun} tasks")
+    memory.num_begun, memory.num_seen = num_begun, num_seen
+    if held:
+        memory.inputs, memory.targets = held["inputs"], held["targets"]
+        if memory.inputs.shape != (memory.size, learner.num_features) or memory.targets.shape != (memory.size,):
+            raise ValueError(f"its memory has shape {tuple(memory.inputs.shape)}")
+        if (memory.inputs.dtype, memory.targets.dtype) != (torch.float32, torch.int64):
+            raise ValueError(f"its memory holds {memory.inputs.dtype} and {memory.targets.dtype}")
+        _rows("memory", sorted(set(memory.targets[: len(memory)].tolist())), learner.classes)
+
+
+def _rows(name: str, rows: list[int], known: Container[int]) -> list[int]:
+    for row in rows:
+        if _of(int, name, row) not in known:
+            raise ValueError(f"its {name} hold a class of number {row}, which is not there")
+    if len(set(rows)) != len(rows):
+        raise ValueError(f"its {name} hold a class twice")
     return list(rows)
+
+
+def _number(header: dict[str, Any], name: str, least: int = 0) -> int:
+    value = _of(int, name, header[name])
+    if value < least:
+        raise ValueError(f"its {name} is {value}")
+    return value
+
+
+def _of(types: type | tuple[type, ...], name: str, value: Any) -> Any:
+    """A value whose type is one of these; a truth value is no number."""
+    if type(value) not in (types if isinstance(types, tuple) else (types,)):
+        raise TypeError(f"its {name} cannot be of the type {type(value).__name__}")
+    return value
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
+def _parameter(name: str, value: Any) -> Any:
+    """As it is, but for the widths of hidden layers: a sequence of any kind becomes a list."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if name == "hidden" and type(value) is not int:
+        widths = np.asarray(value)
+        if widths.ndim > 1 or widths.dtype.kind not in "iu":
+            raise InputError(f"the parameter hidden {value!r} cannot be saved: a file holds whole numbers there")
+        value = widths.tolist()
+    elif isinstance(value, list | dict):
+        raise _too_much(f"the parameter {name}", value)
+    return _as_json(f"the parameter {name}", value)
+
+
 def _as_json(what: str, value: Any) -> Any:
     """A value that comes back from JSON as it was."""
     value = value.item() if isinstance(value, np.generic) else value
-    value = list(value) if isinstance(value, tuple) and what == "the parameter hidden" else value
     try:
         if json.loads(json.dumps(value, allow_nan=False)) == value:
             return value
     except (TypeError, ValueError):
         pass
-    raise InputError(f"{what} {value!r} cannot be saved: a file holds text, numbers and truth values only")
+    raise _too_much(what, value)
+
+
+def _too_much(what: str, value: Any) -> InputError:
+    return InputError(f"{what} {value!r} cannot be saved: a file holds text, numbers and truth values only")

@@ -34,12 +34,22 @@ class Labels:
 
 
 def check_same_kind(labels: np.ndarray, known: np.ndarray) -> None:
-    """Refuse labels that NumPy would compare with the known ones only after making text of numbers."""
+    """Refuse labels that NumPy would compare with the known ones only after making others of them."""
     if kind_of(labels) != kind_of(known):
         raise InputError(
             f"labels must be of one kind: {known[0]!s} is among the {kind_of(known)}, "
             f"and {labels[0]!s} among the {kind_of(labels)}"
         )
+    common = np.result_type(labels, known)
+    for given in (labels, known):
+        distinct = np.unique(given)
+        # Python compares whole numbers with others exactly; NumPy would first make one type of them
+        for label, made in zip(distinct.tolist(), distinct.astype(common).tolist(), strict=True):
+            if label != made:
+                raise InputError(
+                    f"labels of the types {known.dtype} and {labels.dtype} cannot be told apart exactly: "
+                    f"{label!r} would become {made!r}"
+                )
 
 
 def kind_of(labels: np.ndarray) -> str:
