@@ -23,7 +23,7 @@ from engram.report.settings import changes_table, data_table, time_taken, versio
 from engram.store.compare import accuracy_table, differences_table, settings_table, sides_of
 from engram.store.export import export, in_csv
 from engram.store.index import Index, Report
-from engram.store.query import parse_conditions, select
+from engram.store.query import parse_conditions, select, shown_columns
 from engram.store.stored import STATES, open_stored
 from engram.tables import Table, count, number
 
@@ -76,7 +76,7 @@ def list_runs(
         print(json.dumps(rows, indent=1))
     elif format == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(rows[0] if rows else ())
+        writer.writerow(shown_columns(chosen))
         writer.writerows([in_csv(value) for value in row.values()] for row in rows)
     else:
         print(as_text(_listing(rows, chosen, index)), end="")
@@ -101,7 +101,7 @@ def show_run(
     if results and stored.kind != "sheet":
         print_tables(results, console)
     elif results:
-        print_table(accuracy_table(sides_of([(stored.path.name, stored)])), console)
+        print_table(accuracy_table(sides_of({stored.path.name: stored})), console)
     for made in (changes_table(results), versions_table(about), data_table(results)) if results else ():
         if made is not None:
             print_table(made, console)
@@ -124,9 +124,14 @@ def compare_runs(
     """
     if len(set(runs)) < 2:
         raise InputError(f"to compare takes two runs or more, not {' '.join(runs)} alone")
-    sides = sides_of([(name, open_stored(_path_of(name))) for name in dict.fromkeys(runs)])
+    opened, console = {name: open_stored(_path_of(name)) for name in runs}, Console()
+    sides = sides_of(opened)
     for made in (settings_table(sides), accuracy_table(sides), differences_table(sides)):
-        print_table(made, Console())
+        print_table(made, console)
+    for name, stored in opened.items():
+        for entry in stored.entries:
+            if entry.problem:
+                _say(f"{entry.label} of {name} is left out: {entry.problem}", console)
 
 
 @runs_app.command("export")
@@ -177,7 +182,8 @@ def _bar(what: str) -> Iterator[Report]:
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()
 
 
 def _path_of(run: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,10 @@ class Difference:
     transfer: Estimate  # of BWT
 
 
-def sides_of(runs: Sequence[tuple[str, Stored]]) -> list[Side]:
+def sides_of(runs: Mapping[str, Stored]) -> list[Side]:
     """Every method of every run that has results."""
     sides = []
-    for name, stored in runs:
+    for name, stored in runs.items():
         own = [Side(name, e.label, e.result, stored.about) for e in stored.entries if e.result is not None]
         if not own:
             problem = next((e.problem for e in stored.entries if e.problem), "")

@@ -80,7 +80,7 @@ def select(
     check_choice("column", by, (*SHOWN, *(name for name in KINDS if name not in SHOWN)))
     if limit is not None and limit < 1:
         raise InputError(f"the limit must be at least 1, not {limit}")
-    columns = list(dict.fromkeys((*SHOWN, *settings)))
+    columns = shown_columns(settings)
     by, wanted = OTHER_NAMES.get(by, by), ", ".join(f'"{OTHER_NAMES.get(name, name)}"' for name in columns)
     holds = " AND ".join(f'"{c.column}" {c.comparison} ?' for c in conditions) or "TRUE"
     order = f'"{by}" IS NULL, "{by}" {"DESC" if sort.startswith("-") else "ASC"}, place, position'
@@ -95,6 +95,10 @@ def select(
         for row in rows:
             row[name] = _from_cell(row[name], KINDS[name])
     return rows
+
+
+def shown_columns(settings: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys((*SHOWN, *settings)))
 
 
 def _from_cell(value: Any, kind: str) -> Any:
