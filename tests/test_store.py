@@ -44,6 +44,7 @@ TASKS = 3
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled at once, so that it is seen what is read again; one test is about the waiting."""
     monkeypatch.setattr(indexing, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # no power is cut here, and a busy disk takes its time
 
 
 def config_of(method: str = "si", **changes: Any) -> Config:
@@ -374,10 +375,10 @@ def test_an_index_that_came_with_a_copy_is_not_believed(
 
 
 def test_a_folder_that_cannot_be_written_is_listed_from_memory(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, content: bytes) -> None:
+    def refuse(path: Path) -> None:
         raise PermissionError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(indexing, "write_atomically", refuse)
+    monkeypatch.setattr(indexing, "replacing", refuse)
     assert len(listing(runs)) == 10
     assert not (runs / NAME).exists()
 
@@ -395,6 +396,16 @@ def test_the_index_goes_with_the_last_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no run"):
         listing(tmp_path)
     assert list(tmp_path.iterdir()) == [], "the folder can take a run again"
+
+
+def test_what_a_killed_process_left_behind_is_removed(runs: Path) -> None:
+    old, new = (runs / f".{NAME}.{word}" for word in ("old", "new"))
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    listing(runs)
+    assert not old.exists()
+    assert new.exists(), "its process may be at work"
 
 
 def test_many_at_once_all_see_the_same(runs: Path) -> None:

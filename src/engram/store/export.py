@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,6 +14,7 @@ from engram.config import KINDS
 from engram.errors import InputError
 from engram.results import Result
 from engram.store.index import Index, Report
+from engram.store.replacing import replacing
 from engram.store.stored import Stored, read_stored
 
 Row = dict[str, Any]
@@ -50,17 +49,10 @@ def export(
         raise InputError(f"an export is a .csv or a .parquet file, not {out}")
     table = _Rows(index, chosen, matrix, report)
     try:
-        handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        with replacing(out) as path:
+            write(path, columns(matrix), table)
     except OSError as reason:
         raise InputError(f"cannot write {out}: {reason.strerror or reason}") from reason
-    os.close(handle)
-    try:
-        write(Path(temporary), columns(matrix), table)
-        os.replace(temporary, out)
-    except OSError as reason:
-        raise InputError(f"cannot write {out}: {reason.strerror or reason}") from reason
-    finally:
-        Path(temporary).unlink(missing_ok=True)
     return table.written, table.without_results
 
 

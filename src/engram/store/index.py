@@ -22,7 +22,7 @@ from typing import Any
 from engram import metrics
 from engram.config import BENCHMARKS, KINDS, METHODS
 from engram.errors import InputError
-from engram.results import write_atomically
+from engram.store.replacing import replacing
 from engram.store.stored import Entry, Stored, read_stored
 from engram.store.survey import Known, last_change, signature, survey
 
@@ -96,11 +96,15 @@ class Index:
         """Put the table back into the folder, if that can be; an empty one, or a run's own folder, is left alone."""
         places, path = self.places(), self.folder / NAME
         with suppress(OSError):
+            for left in self.folder.glob(f".{NAME}.*"):  # by a process that was killed in the act
+                if time.time() - left.stat().st_mtime > 60:
+                    left.unlink()
             if not places:
                 path.unlink(missing_ok=True)
             elif "" not in places:
                 content = self.table.serialize()
-                write_atomically(path, content + hashlib.sha256(content).digest())
+                with replacing(path) as beside:
+                    beside.write_bytes(content + hashlib.sha256(content).digest())
 
 
 def _load(path: Path) -> sqlite3.Connection | None:
