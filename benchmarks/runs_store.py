@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,14 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import engram
-from engram.display import as_text
+from engram.cli import main
 from engram.store.export import export
 from engram.store.index import NAME, SETTLED_NS, Index
 from engram.store.query import parse_conditions, select
-from engram.tables import Table
 
 METHODS = ("si", "dhp+si")
 TRIALS, TASKS = 3, 5
@@ -47,45 +48,50 @@ def make_runs(folder: Path, number: int) -> None:
         (place / "run.json").write_text(json.dumps(about))
 
 
-def list_all(folder: Path) -> str:
-    rows = select(Index(folder))
-    return as_text(Table("", tuple(rows[0]), [tuple(map(str, row.values())) for row in rows]))
+def list_all(folder: Path) -> None:
+    """The command, in a process in which Python and PyTorch have started."""
+    with redirect_stdout(io.StringIO()), suppress(SystemExit):
+        main(["runs", "list", str(folder)])
 
 
-def seconds(call: Callable[[], object], times: int = 1) -> float:
-    """The best of some times."""
+def tell(what: str, call: Callable[[], object], times: int = 1) -> None:
+    """Print the best of some times: seconds on the clock, and of them those of the processor."""
     taken = []
     for _ in range(times):
-        begun = time.perf_counter()
+        begun, busy = time.perf_counter(), time.process_time()
         call()
-        taken.append(time.perf_counter() - begun)
-    return min(taken)
+        taken.append((time.perf_counter() - begun, time.process_time() - busy))
+    wall, processor = (min(column) for column in zip(*taken, strict=True))
+    print(f"{wall:8.2f} s, {processor:8.2f} s of the processor: {what}", flush=True)
 
 
-def main(number: int) -> None:
+def command(*arguments: str) -> None:
+    """A whole process, whose time of the processor is not this one's."""
+    words = [sys.executable, "-m", "engram", *arguments]
+    subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
+
+
+def measure(number: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print(f"{number} runs of {len(METHODS)} methods")
-        print(f"{seconds(lambda: make_runs(folder, number)):8.2f} s  to write them")
+        make_runs(folder, number)
         time.sleep(SETTLED_NS / 1e9)
-        print(f"{seconds(lambda: list_all(folder)):8.2f} s  to list them the first time, which builds the index")
-        print(f"{seconds(lambda: list_all(folder), 3):8.2f} s  to list them again")
+        tell("list all for the first time, which builds the index", lambda: list_all(folder))
+        tell("list all again", lambda: list_all(folder), times=5)
         changed = folder / "00" / "run-00000" / "si" / "accuracy.json"
         changed.write_text(changed.read_text().replace("0.1", "0.2", 1))
-        print(f"{seconds(lambda: list_all(folder)):8.2f} s  to list them after one has changed")
+        tell("list all after one has changed", lambda: list_all(folder))
         wanted = parse_conditions({"method": "si"}, ["seed<100"])
-        few = seconds(lambda: select(Index(folder), wanted, sort="-accuracy", limit=10), 3)
-        print(f"{few:8.2f} s  to find ten of them by method, setting and accuracy")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "engram", "runs", "list", str(folder)]
-        whole = seconds(lambda: subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL), 3)
-        bare = seconds(lambda: subprocess.run([*command[:3], "--version"], check=True, stdout=subprocess.DEVNULL), 3)
-        print(f"{whole:8.2f} s  for the whole command, {bare:.2f} s of which go to starting Python and PyTorch")
+        best = {"sort": "-accuracy", "limit": 10}
+        tell("find the ten best by a method and a setting", lambda: select(Index(folder), wanted, **best), times=3)
         index = Index(folder)
         everything = select(index)
-        print(f"{seconds(lambda: export(index, everything, folder / 'all.csv')):8.2f} s  to export all trials as CSV")
+        tell("export all trials as CSV", lambda: export(index, everything, folder / "all.csv"))
+        tell("list all, as a command of its own", lambda: command("runs", "list", str(folder)), times=3)
+        tell("start Python and PyTorch, as a command of its own", lambda: command("--version"), times=3)
         print(f"{(folder / NAME).stat().st_size / 1e6:8.2f} MB of index")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -235,6 +236,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else number(100 * value, 2)
 
 
+@cache
 def _when(started: str | None) -> str:
     return "–" if started is None else f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"
 

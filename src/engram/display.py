@@ -101,15 +101,13 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def as_text(table: Table) -> str:
-    """The same in plain letters: of a table of ten thousand rows, in a hundredth of the time."""
-    lines = [table.columns, *table.rows]
-    widths = [max(cell_len(line[k]) for line in lines) for k in range(len(table.columns))]
-    padding = [" " * width for width in range(max(widths, default=0) + 1)]
-
-    def aligned(line: tuple[str, ...]) -> str:
-        first, *others = (padding[width - cell_len(cell)] for cell, width in zip(line, widths, strict=True))
-        cells = [line[0] + first, *(space + cell for space, cell in zip(others, line[1:], strict=True))]
-        return "  ".join(cells).rstrip()
-
-    rule = "  ".join("─" * width for width in widths)
-    return "\n".join([table.title, aligned(table.columns), rule, *map(aligned, table.rows), *table.notes]) + "\n"
+    """The same in plain letters: of a table of ten thousand rows, in a small part of the time."""
+    padded = []
+    for k, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
+        lengths = [len(cell) if cell.isascii() else cell_len(cell) for cell in cells]
+        width = max(lengths)
+        spaces = [" " * (width - length) for length in lengths]
+        column = [cell + space if k == 0 else space + cell for cell, space in zip(cells, spaces, strict=True)]
+        padded.append([column[0], "─" * width, *column[1:]])
+    lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+    return "\n".join([table.title, *lines, *table.notes]) + "\n"

@@ -54,7 +54,7 @@ class Index:
         self.closed: list[str] = []  # folders that could not be looked into
         if self._bring_up_to_date(report):
             self._keep()
-        if not self.places():
+        if self.table.execute("SELECT place FROM run LIMIT 1").fetchone() is None:
             raise InputError(f"there is no run in {self.folder} or below it")
 
     def places(self) -> dict[str, str]:
