@@ -37,6 +37,7 @@ from engram.sheets import read_sheet
 REPOSITORY = Path(__file__).parents[1]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
 COMMANDS = ("run", "reproduce", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
+COMMANDS += ("runs list", "runs show", "runs compare", "runs export")
 
 
 @dataclass(frozen=True)
@@ -890,13 +891,15 @@ def test_the_help_of_every_command_shows_its_example(engram: Engram, command: st
 
 
 def test_every_command_is_known_to_these_tests() -> None:
-    from engram.cli import app, data_app
+    from engram.cli import app, data_app, runs_app
 
     def names(group: object) -> Iterator[str]:
         for command in group.registered_commands:  # type: ignore[attr-defined]
             yield command.name or command.callback.__name__.replace("_", "-")
 
-    assert {*names(app), *(f"data {name}" for name in names(data_app))} == set(COMMANDS)
+    groups = {"data": data_app, "runs": runs_app}
+    within = {f"{group} {name}" for group, commands in groups.items() for name in names(commands)}
+    assert {*names(app), *within} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -15,11 +15,11 @@ FLOORS = [
     {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
     {"train", "shares", "tables", "verdicts", "modelfile", "export", "sklearn"},
-    {"checkpoint", "figures", "claims"},
+    {"checkpoint", "figures", "claims", "store"},
     {"experiment", "overview"},
     {"news", "logs"},
     {"runs", "display", "cli_data", "bench", "report"},
-    {"cli_run", "cli_bench", "reproduction"},
+    {"cli_run", "cli_bench", "cli_runs", "reproduction"},
     {"cli_reproduce"},
     {"cli"},
 ]
@@ -69,7 +69,7 @@ def test_data_nn_and_penalties_do_not_know_each_other() -> None:
 
 
 def test_what_looks_at_results_needs_no_torch() -> None:
-    rooms = {"metrics", "config", "presets", "results", "sheets", "comparisons", "tables", "figures", "report"}
+    rooms = {"metrics", "config", "presets", "results", "sheets", "comparisons", "tables", "figures", "report", "store"}
     for place, names in imports().items():
         if place.split(".")[0] in rooms:
             assert not {name for name in names if name.split(".")[0] == "torch"}, place

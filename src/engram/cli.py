@@ -14,6 +14,7 @@ from engram.cli_bench import bench
 from engram.cli_data import data_app
 from engram.cli_reproduce import reproduce
 from engram.cli_run import INTERRUPTED, run
+from engram.cli_runs import runs_app
 from engram.display import print_tables
 from engram.errors import InputError, check_choice
 from engram.figures import FORMATS, parse_formats, write_figures
@@ -32,6 +33,7 @@ app.command()(run)
 app.command()(reproduce)
 app.command()(bench)
 app.add_typer(data_app, name="data")
+app.add_typer(runs_app, name="runs")
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
 AnyFolder = Annotated[

@@ -147,16 +147,21 @@ class Config:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
+KINDS = {field.name: str(field.type) for field in dataclasses.fields(Config)}  # of all settings, by name
+
+
 def from_dict(settings: Mapping[str, Any]) -> Config:
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    values = {}
-    for name, value in settings.items():
-        check_choice("setting", name, tuple(fields))
-        values[name] = _as_type(name, value, str(fields[name].type))
+    values = {name: as_setting(name, value) for name, value in settings.items()}
     missing = {"benchmark", "method"} - set(values)
     if missing:
         raise InputError(f"the settings do not name a {min(missing)}")
     return Config(**values)
+
+
+def as_setting(name: str, value: Any) -> Any:
+    """The value as a setting of that name has it; unknown names and values of the wrong type are refused."""
+    check_choice("setting", name, KINDS)
+    return _as_type(name, value, KINDS[name])
 
 
 def load_config(path: str | Path) -> Config:
@@ -179,15 +184,14 @@ def parse_setting(text: str) -> dict[str, Any]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise InputError(f"a setting is written name=value, not {text!r}")
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(Config)}
-    check_choice("setting", name, kinds)
-    if kinds[name] == "str":
+    check_choice("setting", name, KINDS)
+    if KINDS[name] == "str":
         return {name: value}
     try:
         return {name: json.loads(value)}
     except (ValueError, RecursionError):
         shown = value if len(value) <= 40 else value[:40] + "…"
-        raise InputError(f"{name} must be {_in_words(kinds[name])}, not {shown!r}") from None
+        raise InputError(f"{name} must be {_in_words(KINDS[name])}, not {shown!r}") from None
 
 
 def _check(name: str, holds: bool, config: Config, rule: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,11 +83,17 @@ def estimate(values: ArrayLike) -> Estimate:
     mean = float(v.mean())
     if n == 1:
         return Estimate(mean, math.nan, math.nan, math.nan, 1)
+    sem = float(v.std(ddof=1) / math.sqrt(n))
+    reach = _quantile(n - 1) * sem
+    return Estimate(mean, sem, mean - reach, mean + reach, n)
+
+
+@cache
+def _quantile(degrees_of_freedom: int) -> float:
+    """Student's t, of which 95% lies between minus and plus this."""
     from scipy.stats import t  # late: it costs more to import than everything else here
 
-    sem = float(v.std(ddof=1) / math.sqrt(n))
-    reach = float(t.ppf(0.975, n - 1)) * sem
-    return Estimate(mean, sem, mean - reach, mean + reach, n)
+    return float(t.ppf(0.975, degrees_of_freedom))
 
 
 def paired_difference(values: ArrayLike, baseline: ArrayLike) -> Estimate:

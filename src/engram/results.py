@@ -14,7 +14,7 @@ import os
 import platform
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,12 @@ def read_result(folder: str | Path) -> Result:
     folder = Path(folder)
     if (folder / "run.json").exists():
         raise InputError(f"{folder} holds a run of several methods: load one of its folders, one a method")
-    config = load_config(folder / "config.toml")
+    result = read_accuracy(folder, load_config(folder / "config.toml"))
+    return replace(result, dynamics=_from_csv(folder / "dynamics.csv"))
+
+
+def read_accuracy(folder: Path, config: Config) -> Result:
+    """All of a result but its dynamics, which are much the largest of its files."""
     path = folder / "accuracy.json"
     content = read_json(path)
     check_format(content, path)
@@ -150,12 +155,12 @@ def read_result(folder: str | Path) -> Result:
         accuracy, untrained = _with_nan(content["accuracy"]), _with_nan(content["untrained"])
         diverged = [Divergence(**entry) for entry in content["diverged"]]
         data = [{key: record[key] for key in ("name", "origin", "train", "test")} for record in content["data"]]
-    except (KeyError, TypeError, ValueError) as reason:
+    except (KeyError, TypeError, ValueError, OverflowError) as reason:
         raise InputError(f"{path} is not a result of Engram, or is damaged ({reason!r})") from reason
     num_trials, num_tasks = len(accuracy) if accuracy.ndim else 0, config.num_tasks
     if num_trials == 0 or accuracy.shape[1:] != (num_tasks, num_tasks) or untrained.shape != (num_trials, num_tasks):
         raise InputError(f"{path} is damaged: its tables are not of {num_tasks} tasks")
-    return Result(config, accuracy, untrained, _from_csv(folder / "dynamics.csv"), diverged, data)
+    return Result(config, accuracy, untrained, diverged=diverged, data=data)
 
 
 def read_run(folder: str | Path) -> tuple[dict[str, Any], list[Result]]:

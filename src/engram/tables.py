@@ -119,7 +119,12 @@ def final_accuracy(result: Result) -> str:
 def gains(results: Sequence[Result]) -> Table | None:
     """What the DHP Softmax adds to each method that was run with it and without; None if there is none."""
     rows = [
-        (p.method, *_difference(p.accuracy, 100, 2), *_difference(p.transfer, 1, 3), str(p.accuracy.num_trials))
+        (
+            p.method,
+            *difference_cells(p.accuracy, 100, 2),
+            *difference_cells(p.transfer, 1, 3),
+            str(p.accuracy.num_trials),
+        )
         for p in pairs(results)
     ]
     if not rows:
@@ -145,8 +150,8 @@ def _summary_row(result: Result, with_paper: bool) -> tuple[str, ...]:
     return tuple(row)
 
 
-def _difference(difference: Estimate, scale: float, digits: int) -> tuple[str, str]:
-    """A difference and its 95% interval."""
+def difference_cells(difference: Estimate, scale: float, digits: int) -> tuple[str, str]:
+    """A difference and its 95% interval, with their signs."""
 
     def signed(value: float) -> str:
         return "–" if math.isnan(value) else f"{_round(scale * value, digits):+.{digits}f}"

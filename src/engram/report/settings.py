@@ -31,6 +31,12 @@ def settings_table(results: Sequence[Result], title: str = "Settings") -> Table:
     return Table(title, ("setting", "value", "the preset's, where changed"), rows)
 
 
+def changes_table(results: Sequence[Result], title: str = "Settings that are not the preset's") -> Table | None:
+    """Of the settings those that were changed, and the preset's; None if there are none."""
+    rows = [row for row in settings_table(results).rows if len(row) == 3 and row[2]]
+    return Table(title, ("setting", "value", "the preset's"), rows) if rows else None
+
+
 def versions_table(about: Mapping[str, Any], title: str = "Versions") -> Table | None:
     """What the numbers may depend on besides settings; None where it was not kept."""
     rows = []

@@ -1,0 +1,97 @@
+"""How long `engram runs` takes with many runs: python benchmarks/runs_store.py [number of runs]."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+
+import engram
+from engram.cli import main
+from engram.store.export import export
+from engram.store.index import NAME, SETTLED_NS, Index
+from engram.store.query import parse_conditions, select
+
+METHODS = ("si", "dhp+si")
+TRIALS, TASKS = 3, 5
+ABOUT = {"format": 1, "benchmark": "split-mnist", "methods": METHODS, "finished": "2026-01-01T13:00:00+00:00"}
+
+
+def make_runs(folder: Path, number: int) -> None:
+    """Small runs of two methods, written straight from one template; each has its own seed and accuracies."""
+    config = {m: engram.preset("split-mnist", m, dataset="mnist-small", trials=TRIALS).to_toml() for m in METHODS}
+    data = [{"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}]
+    for run in range(number):
+        accuracy = [
+            [[(run + k + i + j) % 1000 / 1000 for j in range(TASKS)] for i in range(TASKS)] for k in range(TRIALS)
+        ]
+        about = {**ABOUT, "started": f"2026-01-01T12:{run // 60 % 60:02}:{run % 60:02}+00:00"}
+        content = {
+            "format": 1,
+            "accuracy": accuracy,
+            "untrained": [[0.1] * TASKS] * TRIALS,
+            "diverged": [],
+            "data": data,
+        }
+        place = folder / f"{run % 100:02}" / f"run-{run:05}"
+        for method in METHODS:
+            os.makedirs(place / method)
+            (place / method / "config.toml").write_text(config[method].replace("seed = 0", f"seed = {run}", 1))
+            (place / method / "accuracy.json").write_text(json.dumps(content))
+        (place / "run.json").write_text(json.dumps(about))
+
+
+def list_all(folder: Path) -> None:
+    """The command, in a process in which Python and PyTorch have started."""
+    with redirect_stdout(io.StringIO()), suppress(SystemExit):
+        main(["runs", "list", str(folder)])
+
+
+def tell(what: str, call: Callable[[], object], times: int = 1) -> None:
+    """Print the best of some times: seconds on the clock, and of them those of the processor."""
+    taken = []
+    for _ in range(times):
+        begun, busy = time.perf_counter(), time.process_time()
+        call()
+        taken.append((time.perf_counter() - begun, time.process_time() - busy))
+    wall, processor = (min(column) for column in zip(*taken, strict=True))
+    print(f"{wall:8.2f} s, {processor:8.2f} s of the processor: {what}", flush=True)
+
+
+def command(*arguments: str) -> None:
+    """A whole process, whose time of the processor is not this one's."""
+    words = [sys.executable, "-m", "engram", *arguments]
+    subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
+
+
+def measure(number: int) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        print(f"{number} runs of {len(METHODS)} methods")
+        make_runs(folder, number)
+        time.sleep(SETTLED_NS / 1e9)
+        tell("list all for the first time, which builds the index", lambda: list_all(folder))
+        tell("list all again", lambda: list_all(folder), times=5)
+        changed = folder / "00" / "run-00000" / "si" / "accuracy.json"
+        changed.write_text(changed.read_text().replace("0.1", "0.2", 1))
+        tell("list all after one has changed", lambda: list_all(folder))
+        wanted = parse_conditions({"method": "si"}, ["seed<100"])
+        best = {"sort": "-accuracy", "limit": 10}
+        tell("find the ten best by a method and a setting", lambda: select(Index(folder), wanted, **best), times=3)
+        index = Index(folder)
+        everything = select(index)
+        tell("export all trials as CSV", lambda: export(index, everything, folder / "all.csv"))
+        tell("list all, as a command of its own", lambda: command("runs", "list", str(folder)), times=3)
+        tell("start Python and PyTorch, as a command of its own", lambda: command("--version"), times=3)
+        print(f"{(folder / NAME).stat().st_size / 1e6:8.2f} MB of index")
+
+
+if __name__ == "__main__":
+    measure(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)

@@ -1,0 +1,245 @@
+"""`engram runs`: list, show, compare and export the runs of a folder."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bar
+
+from engram.config import BENCHMARKS, DATASETS, METHODS
+from engram.display import as_text, columns, print_table, print_tables
+from engram.errors import InputError, check_choice
+from engram.report.settings import changes_table, data_table, time_taken, versions_table
+from engram.store.compare import accuracy_table, differences_table, settings_table, sides_of
+from engram.store.export import export, in_csv
+from engram.store.index import Index, Report
+from engram.store.query import parse_conditions, select, shown_columns
+from engram.store.stored import STATES, open_stored
+from engram.tables import Table, count, number
+
+runs_app = typer.Typer(help="List, show, compare and export the runs of a folder.", no_args_is_help=True)
+
+RUNS = Path("runs")  # where `engram run` puts them
+LONG = 200  # runs to be read before a person is shown a bar
+
+Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs, at any depth.")]
+Method = Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}.", show_default=False)]
+Benchmark = Annotated[str | None, typer.Option(help=f"{', '.join(BENCHMARKS)}, own.", show_default=False)]
+DatasetName = Annotated[str | None, typer.Option("--dataset", help=f"{', '.join(DATASETS)}.", show_default=False)]
+State = Annotated[str | None, typer.Option(help=f"{', '.join(STATES)}.", show_default=False)]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SETTING=VALUE", help="Any setting, also with !=, <, <=, >, >=; may be repeated.", show_default=False
+    ),
+]
+
+
+@runs_app.command("list")
+def list_runs(
+    folder: Folder = RUNS,
+    method: Method = None,
+    benchmark: Benchmark = None,
+    dataset: DatasetName = None,
+    state: State = None,
+    where: Where = None,
+    settings: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Settings to show too, comma-separated.", show_default=False)
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMN", help="A column or a setting; -COLUMN for the highest first.")
+    ] = "run",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most so many rows.", show_default="all")] = None,
+    format: Annotated[str, typer.Option(help="table, json or csv.")] = "table",
+) -> None:
+    """A row for each method of each run: its state, accuracy and BWT, and when it began.
+
+    Example: engram runs list runs --method dhp+si --where 'epochs>=5' --sort -accuracy
+    """
+    check_choice("format", format, ("table", "json", "csv"))
+    chosen = [name.strip() for name in settings.split(",")] if settings else []
+    given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
+    conditions = parse_conditions(given, where or ())
+    index = _open(folder)
+    rows = select(index, conditions, settings=chosen, sort=sort, limit=limit)
+    if format == "json":
+        print(json.dumps(rows, indent=1))
+    elif format == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(shown_columns(chosen))
+        writer.writerows([in_csv(value) for value in row.values()] for row in rows)
+    else:
+        print(as_text(_listing(rows, chosen, index)), end="")
+
+
+@runs_app.command("show")
+def show_run(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs.", show_default=False)],
+) -> None:
+    """All that is known of one run: its results, the settings that were changed, versions, data, times.
+
+    Example: engram runs show runs/demo
+    """
+    stored, console = open_stored(_path_of(run)), Console()
+    about = stored.about
+    states = dict.fromkeys(entry.state for entry in stored.entries)
+    facts = {"kind": stored.kind, "state": ", ".join(states)}
+    facts |= {name: str(about[name]) for name in ("command", "started", "finished") if about.get(name)}
+    facts |= {"time": taken} if (taken := time_taken(about)) else {}
+    print_table(Table(str(stored.path), ("what", "value"), list(facts.items())), console)
+    results = [entry.result for entry in stored.entries if entry.result is not None]
+    if results and stored.kind != "sheet":
+        print_tables(results, console)
+    elif results:
+        print_table(accuracy_table(sides_of({stored.path.name: stored})), console)
+    for made in (changes_table(results), versions_table(about), data_table(results)) if results else ():
+        if made is not None:
+            print_table(made, console)
+    for entry in stored.entries:
+        if entry.problem:
+            _say(f"{entry.label or stored.path}: {entry.problem}", console)
+        elif entry.result is None:
+            _say(f"{entry.label}: no trials so far", console)
+
+
+@runs_app.command("compare")
+def compare_runs(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN...", help="Runs, the first to compare with.", show_default=False)
+    ],
+) -> None:
+    """Which settings differ, the accuracies side by side, and the differences to the first run in pairs of trials.
+
+    Example: engram runs compare runs/paper runs/steady
+    """
+    if len(set(runs)) < 2:
+        raise InputError(f"to compare takes two runs or more, not {' '.join(runs)} alone")
+    opened, console = {name: open_stored(_path_of(name)) for name in runs}, Console()
+    sides = sides_of(opened)
+    for made in (settings_table(sides), accuracy_table(sides), differences_table(sides)):
+        print_table(made, console)
+    for name, stored in opened.items():
+        for entry in stored.entries:
+            if entry.problem:
+                _say(f"{entry.label} of {name} is left out: {entry.problem}", console)
+
+
+@runs_app.command("export")
+def export_runs(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .csv or a .parquet file.", show_default=False)],
+    folder: Folder = RUNS,
+    method: Method = None,
+    benchmark: Benchmark = None,
+    dataset: DatasetName = None,
+    state: State = None,
+    where: Where = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="A row for each entry of the accuracy matrices.")] = False,
+) -> None:
+    """One flat table for other programs: a row a trial, with all settings as columns.
+
+    Example: engram runs export runs --out runs.csv
+    """
+    given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
+    conditions = parse_conditions(given, where or ())
+    index = _open(folder)
+    with _bar("exporting runs") as report:
+        written, without = export(index, select(index, conditions), out, matrix=matrix, report=report)
+    left_out = f"; {without} without results left out" if without else ""
+    print(f"{count(written, 'row')} in {out}{left_out}")
+
+
+def _open(folder: Path) -> Index:
+    with _bar("reading runs") as report:
+        index = Index(folder, report)
+    if index.closed:
+        more = f" (and {len(index.closed) - 1} more)" if len(index.closed) > 1 else ""
+        print(f"engram: cannot look into {folder / index.closed[0]}{more}", file=sys.stderr)
+    return index
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Report]:
+    """A bar on the terminal, if there is enough to do."""
+    console = Console(stderr=True)
+    bar = Bar(*columns(what), console=console, transient=True)
+    task = bar.add_task("")
+
+    def report(done: int, total: int) -> None:
+        if console.is_terminal and total >= LONG:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _path_of(run: str) -> Path:
+    """A run's path as it was given, or in the folder of runs."""
+    for path in (Path(run), RUNS / run):
+        if path.exists():
+            return path
+    beside = Path(run).parent if Path(run).parent.is_dir() and Path(run).parent != Path() else RUNS
+    names = [path.name for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
+    near = difflib.get_close_matches(Path(run).name, names, n=1)
+    raise InputError(f"there is no run {run}" + (f" (did you mean {beside / near[0]}?)" if near else ""))
+
+
+def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], index: Index) -> Table:
+    shown = [
+        (
+            row["run"].encode("utf-8", "backslashreplace").decode(),
+            (row["label"] if row["kind"] == "sheet" else row["method"]) or "–",
+            row["benchmark"] or "–",
+            row["dataset"] or "–",
+            _or_dash(row["tasks"]),
+            _trials(row),
+            row["state"],
+            *(_or_dash(row[name]) for name in settings),
+            _percent(row["accuracy"]),
+            _percent(row["sem"]),
+            "–" if row["bwt"] is None else number(row["bwt"], 3),
+            _when(row["started"]),
+        )
+        for row in rows
+    ]
+    columns = ("run", "method", "benchmark", "dataset", "tasks", "trials", "state", *settings)
+    title = f"{count(len(rows), 'method')} of {count(len({row['run'] for row in rows}), 'run')} in {index.folder}"
+    return Table(title, (*columns, "ACC %", "± SEM", "BWT", "started"), shown)
+
+
+def _trials(row: dict[str, Any]) -> str:
+    """How many were learned to their end, of how many."""
+    if row["trials"] is None:
+        return "–"
+    return str(row["trials"]) if row["done"] == row["trials"] else f"{row['done']}/{row['trials']}"
+
+
+def _or_dash(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else number(100 * value, 2)
+
+
+@cache
+def _when(started: str | None) -> str:
+    return "–" if started is None else f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _say(line: str, console: Console) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)

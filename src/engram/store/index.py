@@ -1,0 +1,172 @@
+"""The index: a table of all runs below a folder, brought up to date whenever it is opened.
+
+It is one SQLite file in the folder, which is read into memory, worked on there, and put back whole: so two processes
+cannot harm it, and where it cannot be written, memory is enough. It is never the truth. What it says of a run counts
+only as long as the run's files are as they were; a file that is damaged, or of another version, is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from engram import metrics
+from engram.config import BENCHMARKS, KINDS, METHODS
+from engram.errors import InputError
+from engram.store.replacing import replacing
+from engram.store.stored import Entry, Stored, read_stored
+from engram.store.survey import Known, last_change, signature, survey
+
+NAME = ".engram-index.sqlite"
+VERSION = 1  # raised when the same files are to be read into other values
+MEASURES = ("position", "label", "state", "problem", "started", "done", "accuracy", "sem", "bwt")
+COLUMNS = ("place", "kind", *MEASURES, *KINDS)
+SCHEMA = (
+    "CREATE TABLE run (place BLOB PRIMARY KEY, kind, files, signature)",
+    f"CREATE TABLE entry ({', '.join(COLUMNS)})",
+    "CREATE INDEX entries_of_run ON entry (place)",
+)
+# A file may be written twice within one tick of a coarse clock. What changed less than this before it was read, or
+# while it was, is read again the next time.
+SETTLED_NS = 2_000_000_000
+DIGEST = hashlib.sha256().digest_size
+
+Report = Callable[[int, int], None]  # how many of how many runs have been read
+
+
+class Index:
+    """What is known of the runs below a folder, at the moment when it was opened."""
+
+    def __init__(self, folder: str | Path, report: Report = lambda done, total: None):
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise InputError(f"there is no folder {self.folder}")
+        self.table = _load(self.folder / NAME) or _empty()
+        self.closed: list[str] = []  # folders that could not be looked into
+        if self._bring_up_to_date(report):
+            self._keep()
+        if self.table.execute("SELECT place FROM run LIMIT 1").fetchone() is None:
+            raise InputError(f"there is no run in {self.folder} or below it")
+
+    def places(self) -> dict[str, str]:
+        """All runs by their places below the folder, with their kinds."""
+        return {os.fsdecode(place): kind for place, kind in self.table.execute("SELECT place, kind FROM run")}
+
+    def _bring_up_to_date(self, report: Report) -> bool:
+        """Read what is new or has changed, forget what is gone; whether there was any of it."""
+        known = {
+            os.fsdecode(place): Known(kind, tuple(files.split("\n")), signed)
+            for place, kind, files, signed in self.table.execute("SELECT * FROM run")
+        }
+        found = survey(str(self.folder), known)
+        self.closed = found.closed
+        outdated = known.keys() - set(found.unchanged)
+        with self.table:
+            self._forget(outdated)
+            for done, (place, kind) in enumerate(found.stale.items()):
+                report(done, len(found.stale))
+                self._read(place, kind)
+        return bool(outdated or found.stale)
+
+    def _forget(self, places: Iterable[str]) -> None:
+        for table in ("run", "entry"):
+            self.table.executemany(f"DELETE FROM {table} WHERE place = ?", [(os.fsencode(place),) for place in places])
+
+    def _read(self, place: str, kind: str) -> None:
+        path, begun = self.folder / place, time.time_ns()
+        stored = read_stored(path, kind)
+        signed = signature(str(path), stored.files)
+        if last_change(str(path), stored.files) > begun - SETTLED_NS:
+            signed = ""
+        key = os.fsencode(place)
+        self.table.execute("INSERT INTO run VALUES (?, ?, ?, ?)", (key, kind, "\n".join(stored.files), signed))
+        rows = [(key, kind, *_row(position, entry, stored)) for position, entry in enumerate(stored.entries)]
+        self.table.executemany(f"INSERT INTO entry VALUES ({', '.join('?' * len(COLUMNS))})", rows)
+
+    def _keep(self) -> None:
+        """Put the table back into the folder, if that can be; an empty one, or a run's own folder, is left alone."""
+        places, path = self.places(), self.folder / NAME
+        with suppress(OSError):
+            for left in self.folder.glob(f".{NAME}.*"):  # by a process that was killed in the act
+                if time.time() - left.stat().st_mtime > 60:
+                    left.unlink()
+            if not places:
+                path.unlink(missing_ok=True)
+            elif "" not in places:
+                content = self.table.serialize()
+                with replacing(path) as beside:
+                    beside.write_bytes(content + hashlib.sha256(content).digest())
+
+
+def _load(path: Path) -> sqlite3.Connection | None:
+    """The table as it was kept; None where there is none that is whole and of this version."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    content = kept[:-DIGEST]  # SQLite leaves what follows its pages alone, and has no checksums of its own
+    if hashlib.sha256(content).digest() != kept[-DIGEST:]:
+        return None
+    table = sqlite3.connect(":memory:")
+    try:
+        table.execute("PRAGMA trusted_schema = OFF")
+        table.deserialize(content)
+        made = tuple(sql for (sql,) in table.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
+        (version,) = table.execute("PRAGMA user_version").fetchone()
+    except sqlite3.Error:
+        return None
+    return table if (made, version) == (SCHEMA, VERSION) else None
+
+
+def _empty() -> sqlite3.Connection:
+    table = sqlite3.connect(":memory:")
+    for statement in (*SCHEMA, f"PRAGMA user_version = {VERSION}"):
+        table.execute(statement)
+    return table
+
+
+def _row(position: int, entry: Entry, stored: Stored) -> list[Any]:
+    """The columns of MEASURES, then all settings."""
+    done, accuracy, sem, bwt = 0, None, None, None
+    if entry.result is not None:
+        final = metrics.estimate(entry.result.average_accuracy[:, -1])
+        done, accuracy, sem = final.num_trials, final.mean, final.sem
+        bwt = metrics.estimate(entry.result.bwt).mean
+    measures = [position, entry.label, entry.state, entry.problem, _started(stored.about), done, accuracy, sem, bwt]
+    settings: dict[str, Any] = {}
+    if entry.config is not None:
+        settings = entry.config.to_dict()
+    else:  # what the run says of itself still finds a method that is damaged
+        settings["benchmark"] = stored.about.get("benchmark") if stored.about.get("benchmark") in BENCHMARKS else None
+        settings["method"] = entry.label if entry.label in METHODS else None
+    return [as_cell(value) for value in (*measures, *(settings.get(name) for name in KINDS))]
+
+
+def as_cell(value: Any) -> int | float | str | None:
+    """A value as SQLite has it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair can be in a damaged file
+    if isinstance(value, list | tuple):
+        return json.dumps(list(value))
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return float(value) if abs(value) < 1e308 else math.copysign(math.inf, value)
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value
+
+
+def _started(about: dict[str, Any]) -> str | None:
+    """In universal time, so that the order of words is the order in time."""
+    try:
+        return datetime.fromisoformat(about["started"]).astimezone(UTC).isoformat(timespec="seconds")
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return None
