@@ -17,7 +17,7 @@ from engram.data import streams
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.data.streams import Stream
-from engram.errors import InputError, check_choice
+from engram.errors import InputError, check_choice, in_brief, said
 from engram.freezing import frozen
 from engram.learner import Learner
 from engram.nn.dhp import DHPSoftmax
@@ -113,7 +113,7 @@ def build_model(
             head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
             return Network(features, head)
     except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
-        raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
+        raise InputError(f"the network of {config.method} cannot be built: {said(reason)}") from reason
 
 
 def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
@@ -186,11 +186,15 @@ def choose_device(name: str) -> torch.device:
     """ "auto" is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(name, str):
+        raise InputError(f"a device is a word such as cpu, not {in_brief(name)}")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta", which computes nothing
-    except (RuntimeError, AssertionError, NotImplementedError) as reason:
-        raise InputError(f"there is no device {name!r} here; use auto, cpu, or cuda where there is a GPU") from reason
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as reason:
+        raise InputError(
+            f"there is no device {in_brief(name)} here; use auto, cpu, or cuda where there is a GPU"
+        ) from reason
     return device
 
 

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from engram.config import Config
-from engram.errors import DivergedError, InputError
+from engram.errors import DivergedError, InputError, in_brief, said
 from engram.learner import Learner, Record, TrialOutcome
-from engram.shares import Key, Outcomes
+from engram.results import DAMAGE, divergence_of, fractions
+from engram.shares import Key, Outcomes, plan_stacks
 from engram.tensorfile import read_tensors, write_tensors
 from engram.train import Place
 
 KIND, FORMAT = "checkpoint", 2
+MAX_PIECES = 10**9  # of an epoch
 NAME = "checkpoint.safetensors"
 SECONDS_BETWEEN = 180.0  # at most so much work is lost
 TASK_END_FACTOR = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
@@ -97,6 +99,10 @@ class Checkpoints:
         header, tensors = read_tensors(self.path, KIND, FORMAT)
         if header.get("configs") != digest(configs):
             raise InputError(f"the settings beside {self.path} were changed since the run began")
+        try:
+            _check_header(header, configs)
+        except (*DAMAGE, InputError) as reason:
+            raise InputError(f"{self.path} does not belong to this run ({said(reason)})") from reason
         return Checkpoint(self.path, header, tensors)
 
 
@@ -130,8 +136,8 @@ class Checkpoint:
             device = next(learners[0].model.parameters()).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
             dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
-        except (KeyError, TypeError, ValueError) as reason:
-            raise InputError(f"{self.path} does not belong to this run ({reason})") from reason
+        except (*DAMAGE, RuntimeError) as reason:
+            raise InputError(f"{self.path} does not belong to this run ({said(reason)})") from reason
         return outcomes, Place(task, epoch, piece, part, losses, dynamics)
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
@@ -162,6 +168,32 @@ def _load(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
         tensor.copy_(state[name])
 
 
+def _check_header(header: dict[str, Any], configs: Sequence[Config]) -> None:
+    """Refuse places and outcomes that a run of these configs cannot have come to; its checksum can be anybody's."""
+    num_tasks = configs[0].num_tasks
+    stacks = len(plan_stacks(configs, header["limit"]))
+    task, epoch, *counts, part, num_losses, num_dynamics = header["place"]
+    for number, most in (
+        (header["stack"], stacks - 1),
+        (task, num_tasks),
+        (epoch, max(config.epochs for config in configs)),
+        *((count, MAX_PIECES) for count in (*counts, num_losses, num_dynamics)),
+    ):
+        if type(number) is not int or not 0 <= number <= most:
+            raise ValueError(f"{in_brief(number)} is not a whole number from 0 to {most}")
+    if type(part) not in (int, float) or not 0 <= part <= 1:
+        raise ValueError(f"{in_brief(part)} of an epoch cannot be done")
+    for place, trial, untrained, rows, diverged in header["outcomes"]:
+        sound = type(place) is type(trial) is int and 0 <= place < len(configs) and len(rows) <= num_tasks
+        if not sound or fractions(untrained).shape != (num_tasks,):
+            raise ValueError(f"the outcome of trial {in_brief(trial)} is damaged")
+        for row in rows:
+            if fractions(row).ndim != 1 or len(row) > num_tasks:
+                raise ValueError(f"the accuracies of trial {trial} are damaged")
+        if diverged is not None:
+            divergence_of({"trial": trial, "task": diverged[0], "step": diverged[1]})
+
+
 def _described(outcome: TrialOutcome) -> list[Any]:
     diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
     return [outcome.untrained, outcome.rows, diverged]
@@ -174,6 +206,8 @@ def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
         outcomes[place, trial] = TrialOutcome(untrained, rows, [], lost)
     in_order = list(outcomes.values())
     for i, trial, task, epoch, step, *values in records.tolist():
+        if not 0 <= i < len(in_order):
+            raise ValueError("a record is of no outcome")
         in_order[int(i)].records.append(Record(int(trial), int(task), int(epoch), int(step), *values))
     return outcomes
 
