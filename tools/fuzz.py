@@ -45,7 +45,7 @@ def fuzz(
 
         def work(target: str) -> None:
             started = time.monotonic()
-            for news in feed(target, seed, list(range(counts[target]))):
+            for news in feed(target, TARGETS[target], seed, list(range(counts[target]))):
                 with lock:
                     if isinstance(news, Fault):
                         faults.append(news)

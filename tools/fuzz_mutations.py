@@ -12,10 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from safetensors.torch import load, save
-
-from engram.tensorfile import _checksum
-
 Mutate = Callable[[bytes, random.Random], bytes]
 
 EXTREMES = (0, 1, -1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -250,6 +246,10 @@ def mutate_mat(content: bytes, rng: random.Random) -> bytes:
 
 def mutate_safetensors(content: bytes, rng: random.Random) -> bytes:
     """Bytes; safetensors' own header; or Engram's, sealed again with the checksum that belongs to it."""
+    from safetensors.torch import load, save
+
+    from engram.tensorfile import _checksum
+
     choice = rng.random()
     if choice < 0.25:
         return mutate_bytes(content, rng)

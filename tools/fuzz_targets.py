@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -185,6 +186,7 @@ def all_files(folder: Path) -> Files:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@cache
 def a_run() -> Files:
     with tempfile.TemporaryDirectory() as folder:
         run_methods(small_configs("si", "dhp+si"), [few()], Path(folder) / "run", command="engram run", device="cpu")

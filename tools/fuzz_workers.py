@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import re
 import resource
@@ -10,16 +11,18 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fuzz_mutations import mutate
-from fuzz_targets import TARGETS, Target
 
 from engram.errors import InputError
+
+if TYPE_CHECKING:
+    from fuzz_targets import Target
 
 SECONDS = 5.0  # a reading that takes longer hangs
 MEMORY = 2**30  # more than a reading may take
@@ -79,12 +82,11 @@ def _not_one_sentence(message: str) -> str:
     return ""
 
 
-def _work(target: str, seed: int, indices: list[int], pipe: Connection, now: Any, since: Any) -> None:
+def _work(
+    target: str, make: Callable[[], Target], seed: int, indices: list[int], pipe: Connection, now: Any, since: Any
+) -> None:
     """In the process: file after file, telling of each fault at once and of the rest in portions."""
-    import torch
-
-    torch.set_num_threads(1)
-    made = TARGETS[target]()
+    made = make()
     limit_memory()
     tally = Tally()
     scratch = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -115,17 +117,20 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def feed(target: str, seed: int, indices: list[int]) -> Iterator[Fault | Tally | int]:
+def feed(
+    target: str, make: Callable[[], Target], seed: int, indices: list[int], seconds: float = SECONDS
+) -> Iterator[Fault | Tally | int]:
     """Feed the files of these indices: yields faults, how many more are done, and what became of them in the end.
 
     A process that hangs is ended, one that died is mourned, and another goes on behind the file at which it stood.
     """
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     context = multiprocessing.get_context("spawn")
     whole = Tally()
     while indices:
         ours, theirs = context.Pipe(duplex=False)
         now, since = context.Value("q", READY), context.Value("d", 0.0)
-        process = context.Process(target=_work, args=(target, seed, indices, theirs, now, since), daemon=True)
+        process = context.Process(target=_work, args=(target, make, seed, indices, theirs, now, since), daemon=True)
         process.start()
         theirs.close()
         told, tally, hung = 0, Tally(), False
@@ -142,7 +147,7 @@ def feed(target: str, seed: int, indices: list[int]) -> Iterator[Fault | Tally |
                     continue
             except EOFError:
                 break
-            if now.value != READY and time.monotonic() - since.value > SECONDS:
+            if now.value != READY and time.monotonic() - since.value > seconds:
                 hung = True
                 process.kill()
                 break
@@ -154,7 +159,7 @@ def feed(target: str, seed: int, indices: list[int]) -> Iterator[Fault | Tally |
         if now.value == READY:
             raise RuntimeError(f"the process of {target} ended with {process.exitcode} outside of any file")
         done = indices.index(now.value) + 1
-        reason = f"it took more than {SECONDS:.0f} s" if hung else f"the process ended with {process.exitcode}"
+        reason = f"it took more than {seconds:g} s" if hung else f"the process ended with {process.exitcode}"
         yield Fault(target, now.value, "", reason)
         yield done - told
         indices = indices[done:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ class Own:
 
 
 NOTHING_OWN = Own()
+MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
 
 def dataset_names(config: Config) -> tuple[str, ...]:
@@ -124,6 +126,9 @@ def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
 
 
 def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
+    num_weights = sum(a * b for a, b in itertools.pairwise([math.prod(input_shape), *config.hidden]))
+    if num_weights > MAX_WEIGHTS:
+        raise InputError(f"a network with hidden {in_brief(config.hidden)} has more than {MAX_WEIGHTS} weights")
     if config.network == "mlp":
         return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
     if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,10 +163,14 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, place: Place) -
 @torch.no_grad()
 def _load(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
     own = model.state_dict(keep_vars=True)
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in state.items()}:
+    if {name: _form(tensor) for name, tensor in own.items()} != {name: _form(tensor) for name, tensor in state.items()}:
         raise ValueError("its models have other tensors")
     for name, tensor in own.items():
         tensor.copy_(state[name])
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def _check_header(header: dict[str, Any], configs: Sequence[Config]) -> None:
@@ -185,10 +190,11 @@ def _check_header(header: dict[str, Any], configs: Sequence[Config]) -> None:
         raise ValueError(f"{in_brief(part)} of an epoch cannot be done")
     for place, trial, untrained, rows, diverged in header["outcomes"]:
         sound = type(place) is type(trial) is int and 0 <= place < len(configs) and len(rows) <= num_tasks
-        if not sound or fractions(untrained).shape != (num_tasks,):
+        if not sound or len(untrained) != num_tasks:
             raise ValueError(f"the outcome of trial {in_brief(trial)} is damaged")
-        for row in rows:
-            if fractions(row).ndim != 1 or len(row) > num_tasks:
+        for row in (untrained, *rows):
+            measured = all(type(value) in (int, float) for value in row)
+            if not measured or len(row) > num_tasks or np.isnan(fractions(row)).any():
                 raise ValueError(f"the accuracies of trial {trial} are damaged")
         if diverged is not None:
             divergence_of({"trial": trial, "task": diverged[0], "step": diverged[1]})
