@@ -211,7 +211,7 @@ def run() -> Target:
     def read(folder: Path, name: str) -> None:
         about, results = read_run(folder)
         check_results(results)
-        assert [result.config.method for result in results] == about["methods"]
+        assert {result.config.method for result in results} <= set(about["methods"])
 
     return Target(a_run(), read)
 

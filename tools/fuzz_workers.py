@@ -123,7 +123,9 @@ def feed(
     """Feed the files of these indices: yields faults, how many more are done, and what became of them in the end.
 
     A process that hangs is ended, one that died is mourned, and another goes on behind the file at which it stood.
+    A file hangs if it does so twice: a computer that was busy with others may have been the reason for once.
     """
+    doubted = READY
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     context = multiprocessing.get_context("spawn")
     whole = Tally()
@@ -158,6 +160,11 @@ def feed(
             break
         if now.value == READY:
             raise RuntimeError(f"the process of {target} ended with {process.exitcode} outside of any file")
+        if hung and doubted != now.value:
+            doubted = now.value
+            yield indices.index(doubted) - told
+            indices = indices[indices.index(doubted) :]
+            continue
         done = indices.index(now.value) + 1
         reason = f"it took more than {seconds:g} s" if hung else f"the process ended with {process.exitcode}"
         yield Fault(target, now.value, "", reason)
