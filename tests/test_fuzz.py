@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import struct
 import time
 import zlib
@@ -17,10 +19,10 @@ from fuzz_targets import TARGETS, Target
 from fuzz_workers import SECONDS, Fault, Tally, damaged, feed, place_files, try_file
 
 from dataset_files import FILE, assert_one_sentence
-from engram import build, preset, reading
+from engram import build, config, preset, reading, results
 from engram.checkpoint import NAME
 from engram.config import load_config
-from engram.data import bounded
+from engram.data import bounded, download, formats, matlab
 from engram.data.bounded import gunzip
 from engram.data.formats import parse_idx_labels, parse_svhn
 from engram.data.matlab import read_arrays
@@ -156,8 +158,8 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, text: str, words: s
 
 
 def test_a_network_beyond_memory_is_refused_before_it_is_made() -> None:
-    config = preset("split-mnist", "dhp", hidden=[2**20, 2**20])
-    assert "1048576" in refusal(lambda: build.build_model(config, 0, (1, 28, 28), 10))
+    wide = preset("split-mnist", "dhp", hidden=[2**20, 2**20])
+    assert "1048576" in refusal(lambda: build.build_model(wide, 0, (1, 28, 28), 10))
 
 
 def test_a_name_twice_in_json_is_refused(tmp_path: Path) -> None:
@@ -175,6 +177,14 @@ def test_json_is_bounded_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest
     with path.open("wb") as file:
         file.truncate(reading.MAX_JSON_BYTES + 1)
     assert "larger than" in refusal(lambda: read_json(path))
+
+
+def test_dynamics_are_bounded_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = made_of("run")
+    place_files(tmp_path, made, "si/dynamics.csv", made.files["si/dynamics.csv"] + b"\n" * 1_000_001)
+    assert "1000000 rows" in refusal(lambda: read_run(tmp_path))
+    monkeypatch.setattr(results, "MAX_CSV_BYTES", 1000)
+    assert "larger than 1000 bytes" in refusal(lambda: read_run(tmp_path))
 
 
 def changed(name: str, file: str, change: Callable[[Any], None], folder: Path) -> Path:
@@ -312,3 +322,39 @@ def test_variables_without_end_are_refused() -> None:
     with pytest.raises(InputError) as error:
         read_arrays(MAT + variable((1, 1), b"a") * 101, FILE)
     assert_one_sentence(error, "100 variables")
+
+
+# --- the page about it
+
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+
+
+def test_every_promise_names_a_test_that_there_is() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    there = set(re.findall(r"^def (test_\w+)", "\n".join(p.read_text() for p in (ROOT / "tests").glob("*.py")), re.M))
+    assert named - there == set()
+    assert len(named) > 20
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        *(bounded.MAX_BYTES, matlab.MAX_VARIABLES, formats.MAX_LABELS, download.MAX_MEMBERS, config.MAX_BYTES),
+        *(reading.MAX_JSON_BYTES, reading.MAX_JSON_PARTS, results.MAX_CSV_BYTES, results.MAX_CSV_ROWS),
+        *(*config.MOST.values(), build.MAX_WEIGHTS),
+    ],
+)
+def test_the_limits_on_the_page_are_those_in_force(limit: int) -> None:
+    assert f"{limit:,}" in PAGE
+
+
+def test_nothing_is_unpickled() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"pickle", "dill", "joblib", "shelve", "marshal"} & set(names), path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) not in {("torch", "load"), ("np", "load"), ("yaml", "load")}, path
