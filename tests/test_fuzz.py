@@ -47,9 +47,9 @@ def test_damaged_files_do_no_harm(name: str, tmp_path: Path) -> None:
     for index in range(FILES.get(name, 120)):
         file, content = damaged(name, made, 20, index)
         place_files(tmp_path, made, file, content)
-        started = time.monotonic()
+        started = time.process_time()
         _, reason = try_file(made, tmp_path, file)
-        if reason or time.monotonic() - started > SECONDS:
+        if reason or time.process_time() - started > SECONDS:
             wrong.append((index, reason or "too slow"))
     assert not wrong, wrong[0]
 
@@ -75,6 +75,11 @@ def _refuse(sentence: str) -> None:
     raise InputError(sentence)
 
 
+def _hang() -> None:
+    while True:
+        pass
+
+
 HARM: dict[str, tuple[Callable[[], Any], str]] = {
     "read": (lambda: None, ""),
     "refused": (lambda: _refuse("one sentence"), ""),
@@ -85,7 +90,7 @@ HARM: dict[str, tuple[Callable[[], Any], str]] = {
     "colours": (lambda: _refuse("red \x1b[31m"), "not one sentence"),
     "endless": (lambda: _refuse("long" * 1000), "not one sentence"),
     "dies": (lambda: os._exit(7), "ended with 7"),
-    "hangs": (lambda: time.sleep(60), "more than 0.5 s"),
+    "hangs": (_hang, "more than 0.5 s"),
 }
 
 
@@ -131,9 +136,9 @@ def test_a_value_in_a_sentence_is_short_and_moves_no_cursor() -> None:
 
 
 def test_a_word_of_megabytes_is_refused_at_once() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert len(refusal(lambda: check_choice("method", "dhp" * 10**7, ("dhp", "si")))) < 200
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -152,9 +157,9 @@ def test_a_word_of_megabytes_is_refused_at_once() -> None:
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f'benchmark = "split-mnist"\nmethod = "dhp"\n{text}\n')
-    started = time.monotonic()
+    started = time.process_time()
     assert words in refusal(lambda: load_config(path))
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_network_beyond_memory_is_refused_before_it_is_made() -> None:

@@ -24,7 +24,8 @@ from engram.errors import InputError
 if TYPE_CHECKING:
     from fuzz_targets import Target
 
-SECONDS = 5.0  # a reading that takes longer hangs
+SECONDS = 5.0  # of computing; a reading that takes longer hangs
+PATIENCE = 12  # times as long by the clock: a computer may be busy with others
 MEMORY = 2**30  # more than a reading may take
 LONGEST = 1000  # characters of a sentence
 READY = -1
@@ -82,10 +83,9 @@ def _not_one_sentence(message: str) -> str:
     return ""
 
 
-def _work(
-    target: str, make: Callable[[], Target], seed: int, indices: list[int], pipe: Connection, now: Any, since: Any
-) -> None:
+def _work(target: str, make: Callable[[], Target], seed: int, indices: list[int], pipe: Connection, state: Any) -> None:
     """In the process: file after file, telling of each fault at once and of the rest in portions."""
+    now, since, begun = state
     made = make()
     limit_memory()
     tally = Tally()
@@ -94,10 +94,10 @@ def _work(
         for count, index in enumerate(indices, start=1):
             name, content = damaged(target, made, seed, index)
             place_files(Path(folder), made, name, content)
-            since.value = time.monotonic()
+            begun.value, since.value = time.process_time(), time.monotonic()
             now.value = index
             was_read, wrong = try_file(made, Path(folder), name)
-            tally.slowest = max(tally.slowest, time.monotonic() - since.value)
+            tally.slowest = max(tally.slowest, time.process_time() - begun.value)
             now.value = READY
             if wrong:
                 pipe.send(Fault(target, index, name, wrong))
@@ -117,22 +117,29 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def _computed(pid: int | None) -> float:
+    """Seconds for which a process has computed."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def feed(
     target: str, make: Callable[[], Target], seed: int, indices: list[int], seconds: float = SECONDS
 ) -> Iterator[Fault | Tally | int]:
     """Feed the files of these indices: yields faults, how many more are done, and what became of them in the end.
 
     A process that hangs is ended, one that died is mourned, and another goes on behind the file at which it stood.
-    A file hangs if it does so twice: a computer that was busy with others may have been the reason for once.
     """
-    doubted = READY
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes
     context = multiprocessing.get_context("spawn")
     whole = Tally()
     while indices:
         ours, theirs = context.Pipe(duplex=False)
-        now, since = context.Value("q", READY), context.Value("d", 0.0)
-        process = context.Process(target=_work, args=(target, make, seed, indices, theirs, now, since), daemon=True)
+        state = now, since, begun = context.Value("q", READY), context.Value("d", 0.0), context.Value("d", 0.0)
+        process = context.Process(target=_work, args=(target, make, seed, indices, theirs, state), daemon=True)
         process.start()
         theirs.close()
         told, tally, hung = 0, Tally(), False
@@ -149,7 +156,8 @@ def feed(
                     continue
             except EOFError:
                 break
-            if now.value != READY and time.monotonic() - since.value > seconds:
+            by_clock = time.monotonic() - since.value
+            if now.value != READY and (_computed(process.pid) - begun.value > seconds or by_clock > PATIENCE * seconds):
                 hung = True
                 process.kill()
                 break
@@ -160,11 +168,6 @@ def feed(
             break
         if now.value == READY:
             raise RuntimeError(f"the process of {target} ended with {process.exitcode} outside of any file")
-        if hung and doubted != now.value:
-            doubted = now.value
-            yield indices.index(doubted) - told
-            indices = indices[indices.index(doubted) :]
-            continue
         done = indices.index(now.value) + 1
         reason = f"it took more than {seconds:g} s" if hung else f"the process ended with {process.exitcode}"
         yield Fault(target, now.value, "", reason)
