@@ -172,9 +172,8 @@ def load_config(path: str | Path) -> Config:
     read = readers.get(path.suffix)
     if read is None:
         raise InputError(f"settings are read from a .toml or a .json file, not from {path}")
-    text = read_text(path, MAX_BYTES)
     try:
-        settings = read(text)
+        settings = read(read_text(path, MAX_BYTES))
         if not isinstance(settings, dict):
             raise InputError("they are not a table of names and values")
         return from_dict(settings)

@@ -14,24 +14,23 @@ MAX_JSON_PARTS = 1_000_000  # lists, tables and words
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """A file's text in UTF-8, unless there is more of it than there can be."""
+    """A file's text in UTF-8, unless there is more of it than there can be; who asks says of which file that was."""
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
     except (OSError, ValueError) as reason:  # a ValueError for a path that there cannot be
-        raise InputError(f"cannot read {path}: {said(reason)}") from reason
+        raise InputError(said(reason)) from reason
     if len(content) > most_bytes:
-        raise InputError(f"cannot read {path}: it is larger than {most_bytes} bytes")
+        raise InputError(f"it is larger than {most_bytes} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as reason:
-        raise InputError(f"cannot read {path}: it is not text in UTF-8 ({said(reason)})") from reason
+        raise InputError(f"it is not text in UTF-8 ({said(reason)})") from reason
 
 
 def read_json(path: Path) -> Any:
-    text = read_text(path, MAX_JSON_BYTES)
     try:
-        return parse_json(text)
+        return parse_json(read_text(path, MAX_JSON_BYTES))
     except InputError as reason:
         raise InputError(f"cannot read {path}: {reason}") from reason
 

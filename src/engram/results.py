@@ -289,10 +289,10 @@ def _to_csv(rows: list[dict[str, float]]) -> str:
 
 def _from_csv(path: Path) -> list[dict[str, float]]:
     whole = {"trial", "task", "epoch", "step"}
-    text = read_text(path, MAX_CSV_BYTES)
-    if text.count("\n") > MAX_CSV_ROWS:
-        raise InputError(f"cannot read {path}: it has more than {MAX_CSV_ROWS} rows")
     try:
+        text = read_text(path, MAX_CSV_BYTES)
+        if text.count("\n") > MAX_CSV_ROWS:
+            raise ValueError(f"it has more than {MAX_CSV_ROWS} rows")
         header, *rows = csv.reader(io.StringIO(text, newline=""))
         if tuple(header) != DYNAMICS:
             raise ValueError(f"its columns are not {', '.join(DYNAMICS)}")
