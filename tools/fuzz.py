@@ -52,6 +52,7 @@ def fuzz(
                         keep(news, seed, out)
                         console.print(f"{target} {news.index}: {news.reason.splitlines()[-1][:200]}", markup=False)
                     elif isinstance(news, Tally):
+                        console.print(f"{target}: {counts[target]} files", highlight=False)
                         tallies[target] = news, time.monotonic() - started
                     else:
                         bar.advance(bars[target], news)
