@@ -280,6 +280,17 @@ def test_a_forged_checkpoint_is_refused(tmp_path: Path, change: dict[str, Any], 
     assert words in refusal(lambda: made.read(tmp_path, NAME))
 
 
+@pytest.mark.parametrize("setting", ["x" * 100_000, [0] * 10_000, "\x1b[31m"])
+def test_a_model_of_other_settings_is_refused_in_brief(tmp_path: Path, setting: Any) -> None:
+    made = made_of("model")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(made.files[path.name])
+    header, tensors = read_tensors(path, "model", 1)
+    header["penalty"]["settings"]["protect"] = setting
+    write_tensors(path, "model", 1, header, tensors)
+    assert "protect=" in refusal(lambda: made.read(tmp_path, path.name))
+
+
 def idx_bomb() -> bytes:
     """Labels that would be eight times as large in memory."""
     packer = zlib.compressobj(9, wbits=31)
