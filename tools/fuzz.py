@@ -4,7 +4,7 @@
     python tools/fuzz.py --only mat --only idx --files 500 # some of them
     python tools/fuzz.py --seed 1                          # others
 
-A damaged file is a function of seed, parser and number. Those that show a fault are kept, with the reason.
+The damage is a function of seed, parser and number. Files that show a fault are kept, with the reason.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Tally:
 
 
 def damaged(target: str, made: Target, seed: int, index: int) -> tuple[str, bytes]:
-    """The damaged file of an index: the same for the same seed, on any machine and in any order."""
+    """The damaged file of an index: of the same sound file the same for the same seed, in any order."""
     rng = random.Random(f"{seed}/{target}/{index}")
     name = rng.choice(made.damaged or sorted(made.files))
     return name, mutate(name, made.files[name], rng)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError, in_brief, said
+from engram.errors import SHOWN, InputError, in_brief, plain, said
 from engram.penalties import Penalty
 from engram.tensorfile import read_tensors, write_tensors
 from engram.version import __version__
@@ -145,7 +145,7 @@ def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Map
     if kind is None:
         raise InputError(f"{path} holds no penalty's memory, for a {type(penalty).__name__} to go on with")
     if kind != type(penalty).__name__:
-        raise InputError(f"{path} holds the memory of {in_brief(kind)}, not of {type(penalty).__name__}")
+        raise InputError(f"{path} holds the memory of {plain(kind[:SHOWN])}, not of {type(penalty).__name__}")
     for name, value in _settings(penalty).items():
         if name not in settings or settings[name] != value:
             raise InputError(f"{path} is of {kind} with {name}={in_brief(settings.get(name))}, not {value!r}")
