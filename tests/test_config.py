@@ -37,7 +37,7 @@ def configs(draw: st.DrawFn) -> Config:
         trials=draw(counts),
         seed=draw(st.integers(0, 2**70)),
         dataset=draw(st.sampled_from(datasets)),
-        num_tasks=draw(counts),
+        num_tasks=draw(st.integers(1, 10**4)),
         imbalance_seed=draw(st.integers(0, 2**70)),
         network=draw(st.sampled_from(["mlp", "cnn"])),
         hidden=tuple(draw(st.lists(counts, min_size=1, max_size=4))),

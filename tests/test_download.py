@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 from dataset_files import assert_one_sentence, cifar
+from engram.data import download
 from engram.data.catalogue import Archive, File, Source
 from engram.data.download import Patience, fetch, progress_bars
 from engram.data.formats import parse_cifar
@@ -35,6 +36,7 @@ class Server:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
         self.cut: set[str] = set()
+        self.redirects: dict[str, str] = {}
         self.failures: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         server = self
@@ -53,6 +55,11 @@ class Server:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         path = request.path
         self.requests[path] += 1
+        if path in self.redirects:
+            request.send_response(302)
+            request.send_header("Location", self.redirects[path])
+            request.end_headers()
+            return
         if path not in self.content or self.requests[path] <= self.failures[path]:
             request.send_error(404 if path not in self.content else 503)
             return
@@ -206,6 +213,32 @@ def test_wrong_checksum_is_refused(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "made" / "train.bin").read_bytes() == b"what was there before"
 
 
+def test_nothing_is_read_before_it_is_verified(server: Server, tmp_path: Path) -> None:
+    def parse(content: bytes, file: str) -> None:
+        raise AssertionError("bytes of a stranger were parsed")
+
+    server.content["/train.bin"] = b"another"
+    file = File("made/train.bin", md5(TRAIN), parse)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"train\.bin could not be downloaded"):
+        fetch(Source("made-up", (file,), (), (f"{server.url}/",)), tmp_path, patience=ONCE)
+    assert files_under(tmp_path) == set()
+
+
+@pytest.mark.parametrize("place", ["/elsewhere.bin", "file:///etc/passwd"])
+def test_a_redirection_must_lead_to_the_very_file(server: Server, tmp_path: Path, place: str) -> None:
+    serve_two_files(server)
+    server.redirects["/train.bin"] = place
+    server.content["/elsewhere.bin"] = cifar(9, 9, 9)
+    with pytest.raises(InputError) as error:
+        fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+    assert_one_sentence(error, server.url, file="train.bin")
+    assert files_under(tmp_path) == set()
+    server.redirects["/train.bin"] = "/elsewhere.bin"
+    server.content["/elsewhere.bin"] = TRAIN
+    fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+    assert (tmp_path / "made" / "train.bin").read_bytes() == TRAIN
+
+
 def test_truncated_body_is_refused(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     server.cut.add("/train.bin")
@@ -270,6 +303,65 @@ def test_wrong_archive_leaves_nothing(server: Server, tmp_path: Path, content: b
     with pytest.raises(InputError) as error:
         fetch(packed(content, f"{server.url}/"), tmp_path, patience=ONCE)
     assert_one_sentence(error, word, file="all.tar.gz")
+    assert files_under(tmp_path) == set()
+
+
+def special(kind: bytes, name: str = "made/test.bin", **fields: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+def declaring(size: int) -> bytes:
+    """An archive whose second member declares a size that it does not have."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        info = tarfile.TarInfo("made/train.bin")
+        info.size = len(TRAIN)
+        archive.addfile(info, io.BytesIO(TRAIN))
+        info = tarfile.TarInfo("made/test.bin")
+        info.size = size
+        archive.addfile(info)
+    return stream.getvalue()
+
+
+SOUND = [("made/train.bin", TRAIN), ("made/test.bin", TEST)]
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (tar(SOUND[0], (special(tarfile.CHRTYPE, devmajor=1, devminor=5), b"")), "made/test.bin"),
+        (tar(SOUND[0], (special(tarfile.BLKTYPE, devmajor=8), b"")), "made/test.bin"),
+        (tar(SOUND[0], (special(tarfile.FIFOTYPE), b"")), "made/test.bin"),
+        (tar(SOUND[0], (special(tarfile.DIRTYPE), b"")), "made/test.bin"),
+        (tar(SOUND[0], (special(tarfile.SYMTYPE, linkname="/dev/zero"), b"")), "made/test.bin"),
+        (tar(SOUND[0], ("/made/test.bin", TEST)), "made/test.bin"),
+        (tar(SOUND[0], ("made/../made/test.bin", TEST)), "made/test.bin"),
+        (declaring(2**40), "all.tar.gz"),
+        (declaring(len(TEST)), "all.tar.gz"),
+        (tar(*[(f"made/{n}", b"") for n in range(1000)], *SOUND), "made/train.bin"),
+    ],
+    ids=["device", "block", "fifo", "folder", "zero", "absolute", "dots", "huge", "hollow", "many"],
+)
+def test_no_archive_writes_outside_or_beyond(server: Server, tmp_path: Path, content: bytes, word: str) -> None:
+    server.content["/all.tar.gz"] = content
+    folder = tmp_path / "data"
+    with pytest.raises(InputError) as error:
+        fetch(packed(content, f"{server.url}/"), folder, patience=ONCE)
+    assert_one_sentence(error, word, file="all.tar.gz")
+    assert files_under(tmp_path) == set()
+
+
+def test_an_archive_cannot_fill_the_memory(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = tar(("made/bomb.bin", bytes(100_000)), *SOUND)
+    server.content["/all.tar.gz"] = content
+    monkeypatch.setattr(download, "MAX_BYTES", 50_000)
+    with pytest.raises(InputError) as error:
+        fetch(packed(content, f"{server.url}/"), tmp_path, patience=ONCE)
+    assert_one_sentence(error, "more than 50000 bytes", file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
 

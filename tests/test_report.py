@@ -254,6 +254,15 @@ def test_text_is_escaped_in_every_block(block: str) -> None:
     assert "script" not in read(block).tags
 
 
+def test_the_page_says_that_nothing_may_run(tmp_path: Path) -> None:
+    save_run(tmp_path, [make_result("si")])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    first, *_ = [line for line in page.splitlines() if line.startswith("<meta http-equiv")]
+    assert first == f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    assert page.index(first) < page.index("<title>")
+
+
 def test_what_a_run_says_of_itself_is_only_text(tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert(1)<"
     folder.mkdir()

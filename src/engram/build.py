@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from engram.data import streams
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.data.streams import Stream
-from engram.errors import InputError, check_choice
+from engram.errors import InputError, check_choice, in_brief, said
 from engram.freezing import frozen
 from engram.learner import Learner
 from engram.nn.dhp import DHPSoftmax
@@ -38,6 +39,7 @@ class Own:
 
 
 NOTHING_OWN = Own()
+MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
 
 def dataset_names(config: Config) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ def build_model(
             head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
             return Network(features, head)
     except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
-        raise InputError(f"the network of {config.method} cannot be built: {reason}") from reason
+        raise InputError(f"the network of {config.method} cannot be built: {said(reason)}") from reason
 
 
 def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
@@ -124,6 +126,9 @@ def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
 
 
 def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
+    num_weights = sum(a * b for a, b in itertools.pairwise([math.prod(input_shape), *config.hidden]))
+    if num_weights > MAX_WEIGHTS:
+        raise InputError(f"a network with hidden {in_brief(config.hidden)} has more than {MAX_WEIGHTS} weights")
     if config.network == "mlp":
         return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
     if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
@@ -186,11 +191,15 @@ def choose_device(name: str) -> torch.device:
     """ "auto" is the GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(name, str):
+        raise InputError(f"a device is a word such as cpu, not {in_brief(name)}")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta", which computes nothing
-    except (RuntimeError, AssertionError, NotImplementedError) as reason:
-        raise InputError(f"there is no device {name!r} here; use auto, cpu, or cuda where there is a GPU") from reason
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as reason:
+        raise InputError(
+            f"there is no device {in_brief(name)} here; use auto, cpu, or cuda where there is a GPU"
+        ) from reason
     return device
 
 

@@ -14,17 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engram.config import Config
-from engram.errors import DivergedError, InputError
+from engram.errors import DivergedError, InputError, in_brief, said
 from engram.learner import Learner, Record, TrialOutcome
-from engram.shares import Key, Outcomes
+from engram.results import DAMAGE, divergence_of, fractions
+from engram.shares import Key, Outcomes, plan_stacks
 from engram.tensorfile import read_tensors, write_tensors
 from engram.train import Place
 
 KIND, FORMAT = "checkpoint", 2
+MAX_PIECES = 10**9  # of an epoch
 NAME = "checkpoint.safetensors"
 SECONDS_BETWEEN = 180.0  # at most so much work is lost
 TASK_END_FACTOR = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
@@ -97,6 +100,10 @@ class Checkpoints:
         header, tensors = read_tensors(self.path, KIND, FORMAT)
         if header.get("configs") != digest(configs):
             raise InputError(f"the settings beside {self.path} were changed since the run began")
+        try:
+            _check_header(header, configs)
+        except (*DAMAGE, InputError) as reason:
+            raise InputError(f"{self.path} does not belong to this run ({said(reason)})") from reason
         return Checkpoint(self.path, header, tensors)
 
 
@@ -130,8 +137,8 @@ class Checkpoint:
             device = next(learners[0].model.parameters()).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
             dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
-        except (KeyError, TypeError, ValueError) as reason:
-            raise InputError(f"{self.path} does not belong to this run ({reason})") from reason
+        except (*DAMAGE, RuntimeError) as reason:
+            raise InputError(f"{self.path} does not belong to this run ({said(reason)})") from reason
         return outcomes, Place(task, epoch, piece, part, losses, dynamics)
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
@@ -156,10 +163,41 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, place: Place) -
 @torch.no_grad()
 def _load(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
     own = model.state_dict(keep_vars=True)
-    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in state.items()}:
+    if {name: _form(tensor) for name, tensor in own.items()} != {name: _form(tensor) for name, tensor in state.items()}:
         raise ValueError("its models have other tensors")
     for name, tensor in own.items():
         tensor.copy_(state[name])
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _check_header(header: dict[str, Any], configs: Sequence[Config]) -> None:
+    """Refuse places and outcomes that a run of these configs cannot have come to; its checksum can be anybody's."""
+    num_tasks = configs[0].num_tasks
+    stacks = len(plan_stacks(configs, header["limit"]))
+    task, epoch, *counts, part, num_losses, num_dynamics = header["place"]
+    for number, most in (
+        (header["stack"], stacks - 1),
+        (task, num_tasks),
+        (epoch, max(config.epochs for config in configs)),
+        *((count, MAX_PIECES) for count in (*counts, num_losses, num_dynamics)),
+    ):
+        if type(number) is not int or not 0 <= number <= most:
+            raise ValueError(f"{in_brief(number)} is not a whole number from 0 to {most}")
+    if type(part) not in (int, float) or not 0 <= part <= 1:
+        raise ValueError(f"{in_brief(part)} of an epoch cannot be done")
+    for place, trial, untrained, rows, diverged in header["outcomes"]:
+        sound = type(place) is type(trial) is int and 0 <= place < len(configs) and len(rows) <= num_tasks
+        if not sound or len(untrained) != num_tasks:
+            raise ValueError(f"the outcome of trial {in_brief(trial)} is damaged")
+        for row in (untrained, *rows):
+            measured = all(type(value) in (int, float) for value in row)
+            if not measured or len(row) > num_tasks or np.isnan(fractions(row)).any():
+                raise ValueError(f"the accuracies of trial {trial} are damaged")
+        if diverged is not None:
+            divergence_of({"trial": trial, "task": diverged[0], "step": diverged[1]})
 
 
 def _described(outcome: TrialOutcome) -> list[Any]:
@@ -174,6 +212,8 @@ def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
         outcomes[place, trial] = TrialOutcome(untrained, rows, [], lost)
     in_order = list(outcomes.values())
     for i, trial, task, epoch, step, *values in records.tolist():
+        if not 0 <= i < len(in_order):
+            raise ValueError("a record is of no outcome")
         in_order[int(i)].records.append(Record(int(trial), int(task), int(epoch), int(step), *values))
     return outcomes
 

@@ -16,7 +16,7 @@ from engram.cli_reproduce import reproduce
 from engram.cli_run import INTERRUPTED, run
 from engram.cli_runs import runs_app
 from engram.display import print_tables
-from engram.errors import InputError, check_choice
+from engram.errors import InputError, check_choice, plain
 from engram.figures import FORMATS, parse_formats, write_figures
 from engram.report import write_report
 from engram.results import read_run
@@ -34,6 +34,8 @@ app.command()(reproduce)
 app.command()(bench)
 app.add_typer(data_app, name="data")
 app.add_typer(runs_app, name="runs")
+
+LONGEST = 1000  # characters of a sentence that are shown
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
 AnyFolder = Annotated[
@@ -140,5 +142,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse(sentence: str) -> int:
     if sentence:  # a bare `engram` shows its help and has nothing to add
-        print(f"engram: {' '.join(sentence.split())}", file=sys.stderr)
+        line = plain(" ".join(sentence.split()))  # what was typed, or stands in a file, is no command to a terminal
+        print(f"engram: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
     return 2

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engram.errors import InputError, check_choice
+from engram.errors import InputError, check_choice, in_brief, said
+from engram.reading import parse_json, read_text
 
 BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
 PENALTIES = ("si", "ewc", "online-ewc", "mas")
 METHODS = ("finetune", "dhp", *(head + penalty for penalty in PENALTIES for head in ("", "dhp+")))
 PAPER_METHODS = tuple(method for method in METHODS if method not in ("ewc", "dhp+ewc"))
 LARGEST = 3.4028234663852886e38  # of the 32-bit numbers that networks compute with
+MAX_BYTES = 2**14  # of a file of settings, which has one or two thousand
+MAX_WHOLE = 2**128 - 1  # of whole numbers; larger ones than any seed cannot even be written down
+MOST = {"trials": 10**6, "num_tasks": 10**4}  # tables of results grow with them
 DATASETS = ("mnist", "mnist-small", "fashion-mnist", "notmnist", "five-datasets", "own")
 DATASET_OF = {"vision-mixture": "five-datasets", "own": "own"}  # the other benchmarks have a choice
 
@@ -83,7 +87,7 @@ class Config:
         check_choice("dataset", self.dataset, DATASETS)
         only = DATASET_OF.get(self.benchmark)
         if self.dataset != only and (only is not None or self.dataset in DATASET_OF.values()):
-            raise InputError(f"the dataset of {self.benchmark} cannot be {self.dataset!r}")
+            raise InputError(f"the dataset of {self.benchmark} cannot be {in_brief(self.dataset)}")
         check_choice("network", self.network, ("mlp", "cnn", "own"))
         check_choice("examine", self.examine, ("test", "validation"))
         check_choice("initialisation", self.initialisation, ("pytorch", "he"))
@@ -95,6 +99,8 @@ class Config:
         check_choice("fisher_labels", self.fisher_labels, ("true", "sampled", "exact"))
         for name in ("trials", "num_tasks", "epochs", "batch_size"):
             _check(name, getattr(self, name) >= 1, self, "at least 1")
+        for name, most in MOST.items():
+            _check(name, getattr(self, name) <= most, self, f"at most {most}")
         for name in ("seed", "imbalance_seed", "first_trial"):
             _check(name, getattr(self, name) >= 0, self, "at least 0")
         _check(
@@ -167,36 +173,38 @@ def as_setting(name: str, value: Any) -> Any:
 def load_config(path: str | Path) -> Config:
     """Read settings from a .toml or .json file."""
     path = Path(path)
-    read = {".toml": tomllib.loads, ".json": json.loads}.get(path.suffix)
+    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
+    read = readers.get(path.suffix)
     if read is None:
         raise InputError(f"settings are read from a .toml or a .json file, not from {path}")
     try:
-        settings = read(path.read_text(encoding="utf-8"))
+        settings = read(read_text(path, MAX_BYTES))
         if not isinstance(settings, dict):
             raise InputError("they are not a table of names and values")
         return from_dict(settings)
-    except (OSError, ValueError, RecursionError) as reason:
+    except InputError as reason:
         raise InputError(f"cannot use the settings in {path}: {reason}") from reason
+    except (ValueError, RecursionError) as reason:
+        raise InputError(f"cannot use the settings in {path}: {said(reason)}") from reason
 
 
 def parse_setting(text: str) -> dict[str, Any]:
     """A setting as a person types it: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise InputError(f"a setting is written name=value, not {text!r}")
+        raise InputError(f"a setting is written name=value, not {in_brief(text)}")
     check_choice("setting", name, KINDS)
     if KINDS[name] == "str":
         return {name: value}
     try:
-        return {name: json.loads(value)}
-    except (ValueError, RecursionError):
-        shown = value if len(value) <= 40 else value[:40] + "…"
-        raise InputError(f"{name} must be {_in_words(KINDS[name])}, not {shown!r}") from None
+        return {name: parse_json(value)}
+    except InputError:
+        raise InputError(f"{name} must be {_in_words(KINDS[name])}, not {in_brief(value)}") from None
 
 
 def _check(name: str, holds: bool, config: Config, rule: str) -> None:
     if not holds:
-        raise InputError(f"{name} must be {rule}, not {getattr(config, name)}")
+        raise InputError(f"{name} must be {rule}, not {in_brief(getattr(config, name))}")
 
 
 def _as_type(name: str, value: Any, kind: str) -> Any:
@@ -204,13 +212,17 @@ def _as_type(name: str, value: Any, kind: str) -> Any:
     if value is None and "None" in kind:
         return None
     kind = kind.removesuffix(" | None")
-    if kind == "tuple[int, ...]" and isinstance(value, list | tuple) and all(type(v) is int for v in value):
+    if kind == "tuple[int, ...]" and isinstance(value, list | tuple) and all(_is_whole(v) for v in value):
         return tuple(value)
     if kind == "float" and type(value) in (int, float) and abs(value) <= LARGEST:
         return float(value)
-    if type(value).__name__ == kind:
+    if type(value).__name__ == kind and (kind != "int" or _is_whole(value)):
         return value
-    raise InputError(f"{name} must be {_in_words(kind)}, not {value!r}")
+    raise InputError(f"{name} must be {_in_words(kind)}, not {in_brief(value)}")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) <= MAX_WHOLE
 
 
 def _in_words(kind: str) -> str:

@@ -21,11 +21,38 @@ class DivergedError(RuntimeError):
         self.step = step
 
 
+SHOWN = 80  # characters of a value in a sentence
+
+
+def in_brief(value: object) -> str:
+    """A value as a sentence can hold it: on one line, shortened, without anything that a terminal would obey."""
+    try:
+        text = repr(value[:SHOWN] if isinstance(value, str | bytes | list | tuple) else value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits; lists within lists
+        text = f"a {type(value).__name__} beyond writing down"
+    return plain(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
+
+
+def said(reason: BaseException) -> str:
+    """The first sentence of what went wrong; a KeyError alone would be a mere name, and an OSError has the path too."""
+    if isinstance(reason, KeyError):
+        return f"it has no {in_brief(reason.args[0]) if reason.args else 'such name'}"
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    first = next(iter(str(reason).splitlines()), "").split(". ")[0] or type(reason).__name__
+    return plain(first if len(first) <= 4 * SHOWN else first[: 4 * SHOWN] + "…")
+
+
+def plain(text: str) -> str:
+    """Text with what cannot be printed written as an escape, so that no file can move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
     """Refuse a value that is not among the choices, and name them."""
     choices = tuple(choices)
     if value in choices:
         return
-    near = difflib.get_close_matches(str(value).lower(), choices, n=1)
+    near = difflib.get_close_matches(value[:SHOWN].lower(), choices, n=1) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise InputError(f"there is no {what} {value!r}{hint}, only {', '.join(choices)}")
+    raise InputError(f"there is no {what} {in_brief(value)}{hint}, only {', '.join(choices)}")

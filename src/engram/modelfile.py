@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError
+from engram.errors import SHOWN, InputError, in_brief, plain, said
 from engram.penalties import Penalty
 from engram.tensorfile import read_tensors, write_tensors
 from engram.version import __version__
@@ -66,7 +66,7 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
         about, tied, kept = dict(header["about"]), dict(header["tied"]), header["penalty"]
         kind, settings = (None, {}) if kept is None else (str(kept["kind"]), dict(kept["settings"]))
     except (KeyError, TypeError, ValueError) as reason:
-        raise InputError(f"{path} is not a model of Engram, or is damaged ({reason!r})") from reason
+        raise InputError(f"{path} is not a model of Engram, or is damaged ({said(reason)})") from reason
     own = _state(model)
     state = _part(tensors, "model.")
     _check_model(path, own, state, tied)
@@ -109,7 +109,7 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
     """Refuse a file that is of another model, and name the first tensor by which that is seen."""
 
     def refuse(name: str, what: str) -> InputError:
-        return InputError(f"{path} is of another model: its tensor {name!r} {what}")
+        return InputError(f"{path} is of another model: its tensor {in_brief(name)} {what}")
 
     for name, tensor in own.items():
         found = state.get(tied.get(name, name))
@@ -129,7 +129,7 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
         if tied.get(name) != ours.get(name):
             other = tied.get(name, ours.get(name))
             raise refuse(
-                name, f"{'shares' if name in tied else 'does not share'} its memory with {other!r}, unlike here"
+                name, f"{'shares' if name in tied else 'does not share'} its memory with {in_brief(other)}, unlike here"
             )
 
 
@@ -145,13 +145,13 @@ def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Map
     if kind is None:
         raise InputError(f"{path} holds no penalty's memory, for a {type(penalty).__name__} to go on with")
     if kind != type(penalty).__name__:
-        raise InputError(f"{path} holds the memory of {kind}, not of {type(penalty).__name__}")
+        raise InputError(f"{path} holds the memory of {plain(kind[:SHOWN])}, not of {type(penalty).__name__}")
     usual = inspect.signature(type(penalty)).parameters
     for name, value in _settings(penalty).items():
         # an older file may be without a setting that came later
         kept = settings[name] if name in settings else usual[name].default
         if kept != value:
-            raise InputError(f"{path} is of {kind} with {name}={kept!r}, not {value!r}")
+            raise InputError(f"{path} is of {kind} with {name}={in_brief(kept)}, not {value!r}")
 
 
 def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:

@@ -23,11 +23,13 @@ import numpy as np
 
 from engram import metrics
 from engram.config import METHODS, Config, load_config
-from engram.errors import InputError
+from engram.errors import InputError, said
 from engram.metrics import Array
+from engram.reading import read_json, read_text
 from engram.version import __version__
 
 FORMAT = 1  # of all files of a run; raised when an older reader would misread them
+MAX_CSV_BYTES, MAX_CSV_ROWS = 32 * 2**20, 1_000_000  # of dynamics, of which a row has some 80 bytes
 DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm")
 
 
@@ -152,15 +154,42 @@ def read_accuracy(folder: Path, config: Config) -> Result:
     content = read_json(path)
     check_format(content, path)
     try:
-        accuracy, untrained = _with_nan(content["accuracy"]), _with_nan(content["untrained"])
-        diverged = [Divergence(**entry) for entry in content["diverged"]]
-        data = [{key: record[key] for key in ("name", "origin", "train", "test")} for record in content["data"]]
-    except (KeyError, TypeError, ValueError, OverflowError) as reason:
-        raise InputError(f"{path} is not a result of Engram, or is damaged ({reason!r})") from reason
+        accuracy, untrained = fractions(content["accuracy"]), fractions(content["untrained"])
+        diverged = [divergence_of(entry) for entry in content["diverged"]]
+        data = [provenance_of(record) for record in content["data"]]
+    except DAMAGE as reason:
+        raise InputError(f"{path} is not a result of Engram, or is damaged ({said(reason)})") from reason
     num_trials, num_tasks = len(accuracy) if accuracy.ndim else 0, config.num_tasks
     if num_trials == 0 or accuracy.shape[1:] != (num_tasks, num_tasks) or untrained.shape != (num_trials, num_tasks):
         raise InputError(f"{path} is damaged: its tables are not of {num_tasks} tasks")
     return Result(config, accuracy, untrained, diverged=diverged, data=data)
+
+
+# What looking into a table that holds anything at all can raise.
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+def fractions(value: Any) -> Array:
+    """Accuracies from JSON, where null stands for NaN."""
+    found = np.array(value, dtype=float)
+    if not ((found >= 0) & (found <= 1) | np.isnan(found)).all():
+        raise ValueError("its accuracies are not all in [0, 1]")
+    return found
+
+
+def divergence_of(entry: Any) -> Divergence:
+    if set(entry) != {"trial", "task", "step"} or not all(type(v) is int and v >= 0 for v in entry.values()):
+        raise ValueError("where a trial diverged is told by trial, task and step")
+    return Divergence(**entry)
+
+
+def provenance_of(record: Any) -> dict[str, Any]:
+    """Which dataset, and how many samples."""
+    name, origin, train, test = (record[key] for key in ("name", "origin", "train", "test"))
+    named = all(isinstance(word, str) and word.isprintable() for word in (name, origin))
+    if not named or not all(type(count) is int for count in (train, test)):
+        raise ValueError("its data have no name, origin and numbers of samples")
+    return {"name": name, "origin": origin, "train": train, "test": test}
 
 
 def read_run(folder: str | Path) -> tuple[dict[str, Any], list[Result]]:
@@ -176,19 +205,24 @@ def read_run(folder: str | Path) -> tuple[dict[str, Any], list[Result]]:
     description = read_json(folder / "run.json")
     check_format(description, folder / "run.json")
     methods = description.get("methods")
-    if not isinstance(methods, list) or not set(map(str, methods)) <= set(METHODS):
+    if not are_methods(methods):
         raise InputError(f"{folder / 'run.json'} is not a run of Engram, or is damaged")
     results = [read_result(folder / method) for method in methods if (folder / method / "accuracy.json").exists()]
     if not results:
         raise InputError(f"the run in {folder} has no results yet")
+    there = [method for method in methods if (folder / method / "accuracy.json").exists()]
+    for method, config in zip(there, (result.config for result in results), strict=True):
+        first = results[0].config
+        if (config.method, config.benchmark, config.num_tasks) != (method, first.benchmark, first.num_tasks):
+            raise InputError(f"{folder / method} is of another run, or of another method")
     return description, results
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as reason:
-        raise InputError(f"cannot read {path}: {reason}") from reason
+def are_methods(names: Any) -> bool:
+    """Whether this is a list of methods, each once."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    return bool(names) and set(names) <= set(METHODS) and len(set(names)) == len(names)
 
 
 def check_format(content: Any, path: Path) -> None:
@@ -250,10 +284,6 @@ def _without_nan(value: Any) -> Any:
     return None if value != value else value
 
 
-def _with_nan(value: Any) -> Array:
-    return np.array(value, dtype=float)  # None becomes NaN
-
-
 def _to_csv(rows: list[dict[str, float]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -265,11 +295,16 @@ def _to_csv(rows: list[dict[str, float]]) -> str:
 def _from_csv(path: Path) -> list[dict[str, float]]:
     whole = {"trial", "task", "epoch", "step"}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != DYNAMICS:
-                raise ValueError(f"its columns are not {', '.join(DYNAMICS)}")
-            rows = list(reader)
-        return [{name: int(row[name]) if name in whole else float(row[name]) for name in DYNAMICS} for row in rows]
-    except (OSError, KeyError, TypeError, ValueError) as reason:
-        raise InputError(f"cannot read {path}: {reason}") from reason
+        text = read_text(path, MAX_CSV_BYTES)
+        if text.count("\n") > MAX_CSV_ROWS:
+            raise ValueError(f"it has more than {MAX_CSV_ROWS} rows")
+        header, *rows = csv.reader(io.StringIO(text, newline=""))
+        if tuple(header) != DYNAMICS:
+            raise ValueError(f"its columns are not {', '.join(DYNAMICS)}")
+        return [
+            {name: int(cell) if name in whole else float(cell) for name, cell in zip(DYNAMICS, row, strict=True)}
+            for row in rows
+            if row
+        ]
+    except (csv.Error, ValueError) as reason:
+        raise InputError(f"cannot read {path}: {said(reason)}") from reason

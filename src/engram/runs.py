@@ -15,18 +15,19 @@ import torch
 
 from engram.build import NOTHING_OWN, build_model, build_streams, choose_device
 from engram.checkpoint import NAME, SECONDS_BETWEEN, Checkpoints, digest
-from engram.config import METHODS, Config, load_config
+from engram.config import Config, load_config
 from engram.data.samples import Dataset
-from engram.errors import InputError, check_choice
+from engram.errors import InputError, check_choice, said
 from engram.experiment import Progress, Report, Setting, check_own, run_on
 from engram.logs import TensorBoard, check_log
 from engram.news import News
+from engram.reading import read_json
 from engram.results import (
     FORMAT,
     Result,
+    are_methods,
     check_format,
     claim_folder,
-    read_json,
     sweep,
     versions,
     write_atomically,
@@ -107,10 +108,10 @@ def resume_methods(
         description, configs = read_unfinished(folder)
         try:
             then = description["data"], description["fingerprints"]
-            options = (description[name] for name in ("device", "precision", "max_stack"))
+            options = [description[name] for name in ("device", "precision", "max_stack")]
             made_with = {**description["versions"], **description["surroundings"]}
         except (KeyError, TypeError) as reason:
-            raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({reason})") from reason
+            raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({said(reason)})") from reason
         now = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
         if description.get("settings") != digest(configs):
             raise InputError(f"the settings in {folder} were changed since the run began")
@@ -159,7 +160,7 @@ def read_unfinished(folder: Path) -> tuple[dict[str, Any], list[Config]]:
     if "finished" in description:
         raise InputError(f"the run in {folder} is finished; `engram table {folder}` shows it")
     methods = description.get("methods")
-    if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(METHODS):
+    if not are_methods(methods):
         raise InputError(f"{path} is not a run of Engram, or is damaged")
     return description, [load_config(folder / method / "config.toml") for method in methods]
 

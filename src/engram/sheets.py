@@ -16,9 +16,18 @@ from typing import Any
 import numpy as np
 
 from engram.config import BENCHMARKS, PAPER_METHODS, Config, from_dict
-from engram.errors import InputError
-from engram.metrics import Array
-from engram.results import DYNAMICS, Divergence, Result, check_format, read_json, write_atomically
+from engram.errors import InputError, in_brief, said
+from engram.reading import read_json
+from engram.results import (
+    DAMAGE,
+    DYNAMICS,
+    Result,
+    check_format,
+    divergence_of,
+    fractions,
+    provenance_of,
+    write_atomically,
+)
 
 FORMAT = 1
 # In the order in which they are run, and read.
@@ -190,9 +199,7 @@ def read_sheet(path: str | Path) -> Sheet:
     content = read_json(path)
     check_format(content, path)
     try:
-        data = [
-            {key: record[key] for key in ("name", "origin", "train", "test")} for record in content["about"]["data"]
-        ]
+        data = [provenance_of(record) for record in content["about"]["data"]]
         entries = {
             entry["label"]: _result(from_dict({**content["common"], **entry["settings"]}), entry, data)
             for entry in content["entries"]
@@ -200,8 +207,8 @@ def read_sheet(path: str | Path) -> Sheet:
         sheet = Sheet(str(content["part"]), str(content["benchmark"]), entries, dict(content["about"]))
     except InputError as reason:
         raise InputError(f"cannot use {path}: {reason}") from reason
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as reason:
-        raise InputError(f"{path} is not a sheet of Engram, or is damaged ({reason!r})") from reason
+    except DAMAGE as reason:
+        raise InputError(f"{path} is not a sheet of Engram, or is damaged ({said(reason)})") from reason
     labelled = entries and all(isinstance(label, str) for label in entries)
     if not labelled or sheet.part not in PARTS or sheet.benchmark not in BENCHMARKS:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged")
@@ -209,21 +216,17 @@ def read_sheet(path: str | Path) -> Sheet:
 
 
 def _result(config: Config, entry: Mapping[str, Any], data: list[dict[str, Any]]) -> Result:
-    accuracy, untrained = (_array(entry[name]) for name in ("accuracy", "untrained"))
+    accuracy, untrained = (fractions(entry[name]) for name in ("accuracy", "untrained"))
     tasks = config.num_tasks
     if accuracy.ndim != 3 or accuracy.shape[1:] != (tasks, tasks) or untrained.shape != (len(accuracy), tasks):
-        raise ValueError(f"the tables of {entry['label']} are not of {tasks} tasks")
-    if np.isfinite(accuracy).any() and not 0 <= np.nanmin(accuracy) <= np.nanmax(accuracy) <= 1:
-        raise ValueError(f"the accuracies of {entry['label']} are not all in [0, 1]")
+        raise ValueError(f"the tables of {in_brief(entry['label'])} are not of {tasks} tasks")
     columns = entry["dynamics"]
     if columns and set(columns) != {*DYNAMICS} - {"trial"}:
-        raise ValueError(f"the dynamics of {entry['label']} have other columns than {', '.join(DYNAMICS[1:])}")
+        raise ValueError(
+            f"the dynamics of {in_brief(entry['label'])} have other columns than {', '.join(DYNAMICS[1:])}"
+        )
     if any(type(value) not in (int, float) for values in columns.values() for value in values):
-        raise ValueError(f"the dynamics of {entry['label']} are not all numbers")
+        raise ValueError(f"the dynamics of {in_brief(entry['label'])} are not all numbers")
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     dynamics = [{"trial": 0, **row} for row in rows]  # the mean stands in the place of a trial
-    return Result(config, accuracy, untrained, dynamics, [Divergence(**d) for d in entry["diverged"]], data)
-
-
-def _array(value: Any) -> Array:
-    return np.array(value, dtype=float)  # None becomes NaN
+    return Result(config, accuracy, untrained, dynamics, [divergence_of(d) for d in entry["diverged"]], data)

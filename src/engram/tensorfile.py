@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from engram.errors import InputError
+from engram.errors import InputError, in_brief, said
 from engram.results import write_atomically
 
 
@@ -39,7 +39,7 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         write_atomically(path, content)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as reason:
-        raise InputError(f"{path} cannot be written: {_said(reason)}") from reason
+        raise InputError(f"{path} cannot be written: {said(reason)}") from reason
 
 
 def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -52,7 +52,7 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
             # cloned, since they lie in the file as they come, and sums over memory that is not aligned round otherwise
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dictionary
         if header["kind"] != kind:
-            raise ValueError(f"it is of the kind {header['kind']!r}")
+            raise ValueError(f"it is of the kind {in_brief(header['kind'])}")
         if int(header["format"]) > newest:
             raise InputError(f"{path} was written by a newer version of Engram: this one reads formats up to {newest}")
         if header.pop("checksum") != _checksum(header, tensors):
@@ -62,26 +62,17 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
     except FileNotFoundError as reason:
         raise InputError(f"there is no file {path}") from reason
     except OSError as reason:
-        raise InputError(f"{path} cannot be read: {_said(reason)}") from reason
+        raise InputError(f"{path} cannot be read: {said(reason)}") from reason
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as reason:
-        raise InputError(f"{path} is not {article} {kind} of Engram, or is damaged ({_said(reason)})") from reason
+        raise InputError(f"{path} is not {article} {kind} of Engram, or is damaged ({said(reason)})") from reason
     return header, tensors
-
-
-def _said(reason: Exception) -> str:
-    """What went wrong in one line; a KeyError alone would be a mere name, and an OSError has the path once more."""
-    if isinstance(reason, KeyError):
-        return f"it has no {reason}"
-    if isinstance(reason, OSError) and reason.strerror:
-        return reason.strerror
-    return next(iter(str(reason).splitlines()), type(reason).__name__)
 
 
 def _on_host(name: str, tensor: Tensor) -> Tensor:
     try:
         return tensor.detach().cpu().contiguous()
     except (RuntimeError, ValueError) as reason:  # sparse, without values, or not yet of any shape
-        raise InputError(f"the tensor {name!r} cannot be kept in a file: {_said(reason)}") from reason
+        raise InputError(f"the tensor {name!r} cannot be kept in a file: {said(reason)}") from reason
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,10 @@ regular files, under names that the source gives: no path and no link inside an 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
+import itertools
 import logging
 import os
 import shutil
@@ -24,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from engram.data.bounded import MAX_BYTES
 from engram.data.catalogue import Archive, File, Source
 from engram.data.sources import chosen_folder, is_usable, locate, source_named
-from engram.errors import InputError
+from engram.errors import InputError, said
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
 _CHUNK_BYTES = 2**16
+MAX_MEMBERS = 1000  # of an archive that are looked at: CIFAR-10's has nine
 
 
 class Bar(Protocol):
@@ -195,12 +199,18 @@ def _extract(archive: Path, files: list[File], staging: Path) -> dict[File, Path
     """Each file's verified copy in the staging folder, all of them or none."""
     extracted = {file: staging / f"member-{number}" for number, file in enumerate(files)}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            members = {member.name: member for member in tar}
+        with gzip.open(archive) as packed:
+            content = packed.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{archive.name} decompresses to more than {MAX_BYTES} bytes, as no dataset does")
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            members = {member.name: member for member in itertools.islice(tar, MAX_MEMBERS)}
             for file, path in extracted.items():
                 _extract_member(tar, members.get(file.path), file, path, archive.name)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise InputError(f"{archive.name} is not a tar archive that can be read: {error}") from error
+    except InputError:
+        raise
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise InputError(f"{archive.name} is not a tar archive that can be read: {said(error)}") from error
     return extracted
 
 

@@ -22,6 +22,7 @@ from engram.data.samples import Samples
 from engram.errors import InputError
 
 NUM_CLASSES = 10
+MAX_LABELS = 10_000_000  # MNIST has 60,000
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def parse_idx_images(content: bytes, file: str) -> Part:
 def parse_idx_labels(content: bytes, file: str) -> Part:
     """IDX labels: the numbers 2049 and count, big-endian, then one byte per label."""
     (count,) = _idx_header(content, file, magic=2049, num_sizes=1)
+    if count > MAX_LABELS:  # in memory a label is eight times as large as in the file
+        raise InputError(f"{file} declares {count} labels, more than the {MAX_LABELS} that a dataset may have")
     labels = _idx_body(content, file, start=8, size=count, what=f"{count} labels")
     return Part(file, labels=_class_numbers(labels, file))
 

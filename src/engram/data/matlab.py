@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engram.data import bounded
 from engram.data.bounded import decompress
 from engram.errors import InputError
 
@@ -20,6 +21,7 @@ MATRIX, COMPRESSED = 14, 15
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 NUMERIC = range(6, 16)
 COMPLEX = 0x0800
+MAX_VARIABLES = 100  # SVHN's files have two
 
 
 def read_arrays(content: bytes, file: str) -> dict[str, NDArray[Any]]:
@@ -33,10 +35,14 @@ def read_arrays(content: bytes, file: str) -> dict[str, NDArray[Any]]:
     if order is None:
         raise InputError(f"{file} is not a MATLAB file of version 5")
     arrays: dict[str, NDArray[Any]] = {}
-    for kind, data in _elements(memoryview(content)[128:], order, file):
+    size = 0
+    for number, (kind, data) in enumerate(_elements(memoryview(content)[128:], order, file), start=1):
         if kind == COMPRESSED:
             variable = decompress(data, zlib.decompressobj(), file, "zlib")
+            size += len(variable)
             kind, data = next(_elements(memoryview(variable), order, file), (0, data))
+        if number > MAX_VARIABLES or size > bounded.MAX_BYTES:
+            raise InputError(f"{file} holds more than {MAX_VARIABLES} variables or {bounded.MAX_BYTES} bytes of them")
         if kind == MATRIX and (named := _variable(data, order, file)):
             arrays.update([named])
     return arrays
@@ -75,4 +81,7 @@ def _variable(data: memoryview, order: str, file: str) -> tuple[str, NDArray[Any
     dtype = np.dtype(order + NUMBERS[kind])
     if math.prod(shape) * dtype.itemsize != len(numbers):
         raise InputError(f"{file} declares a variable of {shape} but holds {len(numbers)} bytes of it")
-    return bytes(name).decode("latin-1"), np.frombuffer(numbers, dtype).reshape(shape, order="F")
+    try:
+        return bytes(name).decode("latin-1"), np.frombuffer(numbers, dtype).reshape(shape, order="F")
+    except ValueError as reason:  # of no bytes, but with another size that is beyond counting
+        raise InputError(f"{file} declares a variable of {shape}, which cannot be") from reason

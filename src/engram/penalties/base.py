@@ -252,6 +252,8 @@ class Penalty(ABC):
             if tensor is None or tensor.shape != theta.shape:
                 found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}, not {tuple(theta.shape)}"
                 raise InputError(f"this state is not of this model: {prefix + name!r} {found}")
+            if tensor.is_complex() and not theta.is_complex():
+                raise InputError(f"this state is not of this model: {prefix + name!r} is of {tensor.dtype}")
             taken[name] = tensor.to(device=theta.device, dtype=theta.dtype, copy=True)
         return taken
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engram import metrics
 from engram.comparisons import Pair, baseline_of
 from engram.config import BENCHMARKS
+from engram.errors import InputError, said
 from engram.presets import PAPER_RESULTS, TITLES, preset
+from engram.reading import read_json
 from engram.reproduction.plan import CHOOSING
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
-from engram.results import Result, read_json
+from engram.results import DAMAGE, Result
 from engram.tables import Table, number, with_error
 from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
 
@@ -22,7 +24,12 @@ NEAR = 3  # points within which a baseline counts as the paper's
 
 def read_selection(results: Path) -> dict[str, Any]:
     path = results / "selection.json"
-    return dict(read_json(path)["benchmarks"]) if path.exists() else {}
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
+        raise InputError(f"{path} is not a selection of Engram, or is damaged")
+    return dict(content["benchmarks"])
 
 
 def baseline_table(sheets: Sheets) -> Table:
@@ -189,8 +196,17 @@ def num_models(sheets: Sheets, benchmark: str, part: str) -> int:
 
 def selection_tables(results: Path) -> list[Table]:
     """What was tried before the choice."""
+    found = read_selection(results)
+    try:
+        return _selection_tables(found)
+    except DAMAGE as reason:
+        path = results / "selection.json"
+        raise InputError(f"{path} is not a selection of Engram, or is damaged ({said(reason)})") from reason
+
+
+def _selection_tables(selection: Mapping[str, Any]) -> list[Table]:
     tables = []
-    for benchmark, found in read_selection(results).items():
+    for benchmark, found in selection.items():
         candidates = found["candidates"]
         baselines = candidates["baselines"]["accuracy"]
         rows = []
