@@ -90,7 +90,7 @@ def in_avalanche(config: engram.Config, plugins: list[Any], precision: str = "fl
         strategy.train(experience, shuffle=False)
         found = strategy.eval(benchmark.test_stream[: n + 2])
     seconds = time.process_time() - start
-    names = [f"Top1_Acc_Exp/eval_phase/test_stream/Exp{n:03}" for n in range(len(stream))]
+    names = [f"Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp{n:03}" for n in range(len(stream))]
     return Outcome(100 * statistics.mean(found[name] for name in names), seconds)
 
 

@@ -41,7 +41,7 @@ from avalanche.training.plugins import (  # noqa: E402
     ReplayPlugin,
     SynapticIntelligencePlugin,
 )
-from avalanche.training.supervised import ER_ACE, Naive  # noqa: E402
+from avalanche.training.supervised import DER, ER_ACE, LwF, Naive  # noqa: E402
 
 from engram.integrations.avalanche import (  # noqa: E402
     OwnClassesPlugin,
@@ -215,7 +215,7 @@ def test_own_classes_are_the_only_ones_that_take_part(name: str) -> None:
     for n, task in enumerate(stream):
         logits = mask_logits(ours.eval()(task.test.inputs), task.classes)
         accuracy = (logits.argmax(dim=1) == task.test.targets).double().mean().item()
-        assert found[f"Top1_Acc_Exp/eval_phase/test_stream/Exp{n:03}"] == pytest.approx(accuracy)
+        assert found[f"Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp{n:03}"] == pytest.approx(accuracy)
 
 
 def test_an_online_stream_is_consolidated_once_a_task() -> None:
@@ -372,12 +372,27 @@ def test_a_pickled_strategy_goes_on() -> None:
 def test_a_stream_becomes_a_benchmark_with_the_same_inputs() -> None:
     dataset = engram.streams.permuted("mnist-small", num_tasks=2)
     benchmark = as_benchmark(engram.streams.Stream(tuple(dataset), dataset.num_classes))
-    inputs, target = benchmark.train_stream[1].dataset[3]
+    inputs, target, label = benchmark.train_stream[1].dataset[3]
     task = dataset[1]
     expected = (task.train.inputs[3].double() / 255).flatten()[task.permutation].view(1, 28, 28)
     torch.testing.assert_close(inputs.double(), expected, rtol=0, atol=1e-6)
-    assert target == task.train.targets[3]
+    assert (target, label) == (task.train.targets[3], 0)
+    assert [experience.task_label for experience in benchmark.test_stream] == [0, 0]
     assert own_classes(as_benchmark(make_stream(split=True)).test_stream[1]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(LwF, {"alpha": 1.0, "temperature": 2.0}), (DER, {"mem_size": 20, "batch_size_mem": 4})],
+    ids=["lwf", "der"],
+)
+def test_strategies_that_ask_for_task_labels_have_them(kind: Any, options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 7), nn.ReLU(), nn.Linear(7, CLASSES))
+    benchmark = as_benchmark(make_stream(split=True))
+    strategy = make_strategy(model, PenaltyPlugin(engram.SI, strength=1), kind=kind, **options)
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+    assert len(strategy.eval(benchmark.test_stream)) == 3
 
 
 @pytest.mark.parametrize("kind", [engram.EWC, engram.OnlineEWC, engram.SI, engram.MAS])

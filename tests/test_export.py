@@ -85,6 +85,8 @@ def test_every_head_is_folded_and_all_else_stays() -> None:
 
 def test_a_head_of_ones_own_is_folded_by_its_own_word() -> None:
     class Mine(nn.Module):
+        plastic_parameters = ()
+
         def __init__(self, folded: object):
             super().__init__()
             self.folded = folded
@@ -97,6 +99,19 @@ def test_a_head_of_ones_own_is_folded_by_its_own_word() -> None:
     torch.testing.assert_close(fold(Mine(biased))(torch.ones(1, 2), torch.zeros(1)), biased(torch.ones(1, 2)))
     with pytest.raises(InputError, match=r"Mine.fold\(\) must return a module, not a int"):
         fold(Mine(3))
+
+
+def test_a_method_that_is_merely_called_fold_is_let_alone(tmp_path: Path) -> None:
+    class Patches(nn.Module):
+        def fold(self, inputs: Tensor) -> Tensor:
+            return inputs.flatten(1)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.fold(inputs)
+
+    model = nn.Sequential(Patches(), DHPSoftmax(4, 2))
+    assert layers(fold(model)) == [nn.Sequential, Patches, PlainSoftmax]
+    export_program(model, tmp_path / "model", torch.rand(3, 2, 2))
 
 
 def test_type_and_device_stay() -> None:
@@ -152,6 +167,8 @@ def test_a_program_predicts_as_the_model_does(tmp_path: Path, network: str) -> N
 class Wrong(nn.Module):
     """A head whose `fold` is another function: what is written from it must not be shipped."""
 
+    plastic_parameters = ()
+
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs
 
@@ -168,6 +185,37 @@ def test_a_file_that_answers_otherwise_is_not_left(tmp_path: Path, export) -> No
         export(Wrong(), tmp_path / "model", torch.tensor([[1.0, -1.0]]))
     assert (tmp_path / "model").read_text() == "what was there"
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_file_that_answers_otherwise_for_one_sample_alone_is_refused(tmp_path: Path) -> None:
+    class Alone(Wrong):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs + 1 if len(inputs) == 1 else inputs
+
+    with pytest.raises(InputError, match="its outputs are 1 apart"):
+        export_program(Alone(), tmp_path / "model", torch.zeros(3, 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_masked_outputs_agree_with_themselves_alone(tmp_path: Path) -> None:
+    class Masked(Wrong):
+        def __init__(self, folded: Tensor):
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+            self.register_buffer("folded", folded)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs + self.mask
+
+        def fold(self) -> nn.Module:
+            other = Masked(self.folded)
+            other.mask = self.folded
+            return other
+
+    export_program(Masked(torch.tensor([0.0, -torch.inf])), tmp_path / "model", torch.ones(3, 2))
+    for other in ([0.0, torch.inf], [0.0, 0.0], [1.0, -torch.inf], [0.0, torch.nan]):
+        with pytest.raises(InputError, match="answers otherwise"):
+            export_program(Masked(torch.tensor(other)), tmp_path / "other", torch.ones(3, 2))
 
 
 def test_several_inputs_are_shipped(tmp_path: Path) -> None:
@@ -210,6 +258,38 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
         export_program(Pair(), tmp_path / "model", torch.rand(3, 2))
     with pytest.raises(InputError, match="cannot be written: No such"):
         export_program(nn.ReLU(), tmp_path / "no" / "model", torch.rand(3, 2))
+    with pytest.raises(InputError, match=r"^\. cannot be written: Is a directory$"):
+        export_program(nn.ReLU(), ".", torch.rand(3, 2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_keeps_an_activation_is_refused_by_its_name(tmp_path: Path) -> None:
+    class Keeping(nn.Linear):
+        kept: Tensor | list[Tensor]
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.kept = super().forward(inputs)
+            return self.kept
+
+    model = nn.Sequential(Keeping(2, 2))
+    model(torch.rand(3, 2))
+    said = r"^Sequential cannot be copied: its '0.kept' is the result of a computation; keep what its detach\(\) gives"
+    with pytest.raises(InputError, match=said):
+        fold(model)
+    with pytest.raises(InputError, match=said):
+        export_program(model, tmp_path / "model", torch.rand(3, 2))
+    model[0].kept = [model[0].kept]
+    with pytest.raises(InputError, match=r"Sequential cannot be copied: .+"):
+        fold(model)
+
+
+def test_what_onnxruntime_cannot_run_is_said_in_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = nn.Linear(2, 2).bfloat16()
+    with pytest.raises(InputError, match="Linear cannot be exported: ") as error:
+        export_onnx(model, tmp_path / "model", torch.rand(3, 2).bfloat16())
+    assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -218,7 +298,7 @@ def test_without_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(InputError, match=r"onnx is not installed: pip install engram\[onnx\]"):
+    with pytest.raises(InputError, match=r"onnx is not installed: it comes with the extra engram\[onnx\]"):
         export_onnx(nn.ReLU(), tmp_path / "model", torch.rand(2, 2))
 
 

@@ -211,6 +211,96 @@ def test_a_penalty_of_other_weights_leaves_the_model_alone(path: Path) -> None:
     assert "features.0.bias' is unknown" in message
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"trace_scale": 2.0}, "trace_scale=None there, not 2.0"),
+        ({"trace_centred": True}, "trace_centred=False there, not True"),
+        ({"trace_gradient": False}, "trace_gradient=True there, not False"),
+        ({"eta_range": "unbounded"}, "eta_range='unit' there, not 'unbounded'"),
+    ],
+)
+def test_a_head_with_other_settings_is_refused(path: Path, setting: dict[str, object], said: str) -> None:
+    model = make_model(1)
+    model.head = DHPSoftmax(5, 3, **setting)
+    assert f"the module 'head' has {said}" in refusal(path, model)
+    save_model(path, model.head)
+    assert "the model has" in refusal(path, DHPSoftmax(5, 3))
+    load_model(path, DHPSoftmax(5, 3, **setting))
+
+
+def test_settings_of_ones_own_module_are_kept_too(tmp_path: Path) -> None:
+    class Scaled(nn.Linear):
+        plastic_settings: object = {"sizes": (2, 3)}
+
+    save_model(tmp_path / "model", Scaled(2, 2))
+    load_model(tmp_path / "model", Scaled(2, 2))
+    assert "has sizes=[2, 3] there, and none here" in refusal(tmp_path / "model", nn.Linear(2, 2))
+    odd = Scaled(2, 2)
+    odd.plastic_settings = {"sizes": {2}}
+    with pytest.raises(InputError, match="must be a dictionary that JSON can hold"):
+        save_model(tmp_path / "model", odd)
+
+
+def test_a_penalty_of_another_instance_is_refused(path: Path) -> None:
+    model, other = make_model(1), make_model(1)
+    penalty = OnlineEWC(other, strength=3, gamma=0.7)
+    said = "this OnlineEWC is of another model: the weight 'features.0.weight' that it protects is not this one's"
+    before = everything(other, penalty), everything(model, penalty)
+    for use in (load_model, save_model):
+        with pytest.raises(InputError, match=said):
+            use(path, model, penalty)
+    assert_equal(everything(other, penalty), before[0])
+    assert_equal(everything(model, penalty), before[1])
+    of_compiled = OnlineEWC(torch.compile(model), strength=3, gamma=0.7)
+    of_compiled_names = {name.removeprefix("_orig_mod.") for name in of_compiled.parameters}
+    assert of_compiled_names == set(penalty.parameters)
+    save_model(path, model, of_compiled)
+
+
+class GivesCopies(nn.Linear):
+    """Its `state_dict` has copies of its weights, which nothing is written through."""
+
+    def __init__(self, factor: float = 1.0):
+        super().__init__(2, 2)
+        self.factor = factor
+
+    def state_dict(self, *args: object, **options: object) -> dict[str, Tensor]:
+        return {name: self.factor * tensor.detach() for name, tensor in super().state_dict(*args, **options).items()}
+
+
+def test_a_model_that_shows_copies_of_its_weights_is_loaded_all_the_same(tmp_path: Path) -> None:
+    model, other = GivesCopies(), GivesCopies()
+    save_model(tmp_path / "model", model)
+    load_model(tmp_path / "model", other)
+    assert torch.equal(other.weight, model.weight)
+    doubled = GivesCopies(factor=2.0)
+    assert "'weight' of this GivesCopies is not what was loaded" in refusal(tmp_path / "model", doubled)
+
+
+def test_a_model_that_fails_while_it_loads_is_as_it_was(tmp_path: Path) -> None:
+    class Particular(nn.Linear):
+        def _load_from_state_dict(self, *args: object) -> None:
+            super()._load_from_state_dict(*args)
+            raise RuntimeError("not this one")
+
+    save_model(tmp_path / "model", nn.Linear(2, 2))
+    assert refusal(tmp_path / "model", Particular(2, 2)).endswith("into this Particular: not this one")
+
+
+def test_a_tensor_that_cannot_be_written_leaves_all_as_it_was(tmp_path: Path) -> None:
+    def make(seed: int) -> tuple[nn.Module, Penalty]:
+        torch.manual_seed(seed)
+        model = nn.Linear(2, 2)
+        model.register_buffer("scale", torch.full((1,), float(seed)).expand(3))
+        penalty = MAS(model, strength=1)
+        penalty.consolidate([(torch.ones(1, 2), torch.zeros(1, dtype=torch.long))])
+        return model, penalty
+
+    save_model(tmp_path / "model", *make(0))
+    assert "elements of 'scale' share their memory" in refusal(tmp_path / "model", *make(1))
+
+
 def test_a_model_without_memory_is_refused(path: Path) -> None:
     with pytest.raises(InputError, match=r"'features.0.weight' of this model has no memory"):
         load_model(path, make_model().to("meta"))

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,16 @@ from engram.nn.heads import PlainSoftmax
 from engram.tensorfile import write_whole
 
 Inputs = Tensor | Sequence[Tensor]
+Made = TypeVar("Made")
 
 
 def fold(model: nn.Module) -> nn.Module:
     """A copy of a model in evaluation mode, whose plastic heads are plain layers: what it computes stays the same.
 
-    Every module with a `fold` method (`DHPSoftmax`, `MatchedSoftmax`, one of your own) gives way to what that returns.
-    A `torch.nn.Linear` is then called as the head was: it takes a target too, and ignores it. The model itself stays as
-    it is, and can go on learning.
+    Every module that lists `plastic_parameters` and has a `fold` method (`DHPSoftmax`, `MatchedSoftmax`, a head of your
+    own) gives way to what `fold()` returns; a `fold` of a module that lists none means something else, and is let
+    alone. A `torch.nn.Linear` is then called as the head was: it takes a target too, and ignores it. The model itself
+    stays as it is, and can go on learning.
     """
     folded: dict[int, nn.Module] = {}  # one that is registered twice stays one
 
@@ -40,12 +42,29 @@ def fold(model: nn.Module) -> nn.Module:
                     module._modules[name] = None if child is None else plain(child)
         return folded[id(module)]
 
-    return plain(copy.deepcopy(getattr(model, "_orig_mod", model))).eval()
+    return plain(_copy_of(model)).eval()
+
+
+def _copy_of(model: nn.Module) -> nn.Module:
+    """A copy of a model, of a compiled one as it was before, or one sentence on why there can be none."""
+    model = getattr(model, "_orig_mod", model)
+    try:
+        return copy.deepcopy(model)
+    except Exception as reason:
+        for path, module in model.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and not value.is_leaf:
+                    place = f"{path}.{name}".removeprefix(".")
+                    raise InputError(
+                        f"{type(model).__name__} cannot be copied: its {place!r} is the result of a computation; "
+                        "keep what its detach() gives instead"
+                    ) from reason
+        raise InputError(f"{type(model).__name__} cannot be copied: {_first_line(reason)}") from reason
 
 
 def _as_layer(module: nn.Module) -> nn.Module:
     """What stands for a module once learning is over: most of all, itself."""
-    if not callable(getattr(module, "fold", None)):
+    if not (hasattr(module, "plastic_parameters") and callable(getattr(module, "fold", None))):
         return module
     layer = module.fold()  # type: ignore[operator]
     if not isinstance(layer, nn.Module):
@@ -66,7 +85,7 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
     written: one that answers otherwise than the model is refused, and no file is left. An ONNX file is data: reading it
     runs no code of its author.
 
-    Needs `pip install engram[onnx]`.
+    Needs the extra engram[onnx].
 
     Example:
         >>> engram.export_onnx(model, "model.onnx", inputs)
@@ -92,10 +111,12 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
         return content
 
     content = _attempt(model, write)
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    # onnxruntime has no code for some of what ONNX can say, such as much of bfloat16
+    session = _attempt(model, lambda: onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]))
 
     def run(*given: Tensor) -> Tensor:
-        return torch.as_tensor(session.run(None, {n: x.numpy() for n, x in zip(names, given, strict=True)})[0])
+        named = zip(names, given, strict=True)
+        return _attempt(model, lambda: torch.as_tensor(session.run(None, {n: x.numpy() for n, x in named})[0]))
 
     _check_same(model, run, batch)
     write_whole(Path(path), content)
@@ -132,12 +153,12 @@ def _installed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as reason:
-        raise InputError(f"{package} is not installed: pip install engram[onnx]") from reason
+        raise InputError(f"{package} is not installed: it comes with the extra engram[onnx]") from reason
 
 
 def _on_host(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode on the CPU, where a model and its file can be compared digit by digit."""
-    return copy.deepcopy(getattr(model, "_orig_mod", model)).cpu().eval()
+    return _copy_of(model).cpu().eval()
 
 
 def _as_batch(inputs: Inputs) -> tuple[Tensor, ...]:
@@ -159,17 +180,22 @@ def _any_batch(batch: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[dic
     return tuple(torch.cat([x, x]) for x in batch), tuple({0: size} for _ in batch)
 
 
-def _attempt(model: nn.Module, write: Callable[[], bytes]) -> bytes:
-    """The file, or one sentence on why there can be none: what the exporters raise is of many kinds and many lines."""
+def _attempt(model: nn.Module, make: Callable[[], Made]) -> Made:
+    """What is made, or one sentence on why it cannot be: what the exporters raise is of many kinds and many lines."""
     try:
         with _quiet():
-            return write()
+            return make()
+    except InputError:
+        raise
     except Exception as reason:
         first: BaseException = reason
         while first.__cause__ is not None:
             first = first.__cause__
-        said = next((line.strip() for line in str(first).splitlines() if line.strip()), type(first).__name__)
-        raise InputError(f"{type(model).__name__} cannot be exported: {said}") from reason
+        raise InputError(f"{type(model).__name__} cannot be exported: {_first_line(first)}") from reason
+
+
+def _first_line(reason: BaseException) -> str:
+    return next((line.strip() for line in str(reason).splitlines() if line.strip()), type(reason).__name__)
 
 
 @contextmanager
@@ -197,6 +223,11 @@ def _check_same(model: nn.Module, exported: Callable[..., Tensor], batch: tuple[
             raise InputError(f"the exported model gives shape {tuple(answered.shape)}, not {tuple(expected.shape)}")
         # half of the digits: the sums of another library are in another order
         tolerance = torch.finfo(expected.dtype).eps ** 0.5 if expected.is_floating_point() else 0
-        apart = float((answered.double() - expected.double()).abs().max())
-        if not apart <= tolerance * max(1.0, float(expected.double().abs().max())):
+        # infinities, as of masked outputs, agree where they are the same
+        apart = _largest((answered.double() - expected.double()).masked_fill(answered == expected, 0))
+        if not apart <= tolerance * max(1.0, _largest(expected[expected.isfinite()].double())):
             raise InputError(f"the exported model answers otherwise than the model: its outputs are {apart:.3g} apart")
+
+
+def _largest(numbers: Tensor) -> float:
+    return float(numbers.abs().max()) if numbers.numel() else 0.0

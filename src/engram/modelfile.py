@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from engram.errors import SHOWN, InputError, in_brief, plain, said
 from engram.penalties import Penalty
-from engram.tensorfile import read_tensors, write_tensors
+from engram.tensorfile import bytes_of, read_tensors, write_tensors
 from engram.version import __version__
 
 KIND, FORMAT = "model", 1
@@ -25,8 +26,9 @@ def save_model(
     """Write a model, and what its penalty remembers, into one safetensors file: whole or not at all.
 
     Kept are the parameters and buffers of `model.state_dict()`, the traces among them, on whatever device they are; of
-    the penalty its kind, its settings and its memory. No code is kept, and none can be: who reads the file makes the
-    model and the penalty first. The optimizer's own state (momentum) is not part of it.
+    the penalty its kind, its settings and its memory; and what a module computes by besides its tensors, if it says so
+    in `plastic_settings`, a dictionary (`trace_scale` of a `DHPSoftmax`, say). No code is kept, and none can be: who
+    reads the file makes the model and the penalty first. The optimizer's own state (momentum) is not part of it.
 
     Args:
         path: the file. One that is there is replaced once the new one is complete.
@@ -41,7 +43,9 @@ def save_model(
     tied = _tied(state)
     tensors = {f"model.{name}": tensor for name, tensor in state.items() if name not in tied}
     header: dict[str, Any] = {"engram": __version__, "about": _checked_about(about), "tied": tied, "penalty": None}
+    header["modules"] = _module_settings(model)
     if penalty is not None:
+        _check_of_model(penalty, model)
         header["penalty"] = {"kind": type(penalty).__name__, "settings": _settings(penalty)}
         tensors |= {f"penalty.{name}": tensor for name, tensor in penalty.state_dict().items()}
     write_tensors(Path(path), KIND, FORMAT, header, tensors)
@@ -50,10 +54,11 @@ def save_model(
 def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = None) -> dict[str, Any]:
     """Bring a model and its penalty to where `save_model` found them; returns what was said `about` them.
 
-    The model must have the file's tensors: the same names, shapes and types, on any device. The penalty must be of the
-    same kind and settings, none of which is changed by this: set `penalty.strength` afterwards to go on with another.
-    Without a penalty the model alone is read, which is enough to predict. A file that does not fit, or is damaged, is
-    refused in one sentence, and the model and the penalty are then as they were.
+    The model must have the file's tensors: the same names, shapes and types, on any device; and its plastic heads the
+    settings that they had. The penalty must be of this model, and of the same kind and settings, none of which is
+    changed by this: set `penalty.strength` afterwards to go on with another. Without a penalty the model alone is read,
+    which is enough to predict. A file that does not fit, or is damaged, is refused in one sentence, and the model and
+    the penalty are then as they were.
 
     Example:
         >>> model = make_model()
@@ -65,20 +70,22 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
     try:
         about, tied, kept = dict(header["about"]), dict(header["tied"]), header["penalty"]
         kind, settings = (None, {}) if kept is None else (str(kept["kind"]), dict(kept["settings"]))
-    except (KeyError, TypeError, ValueError) as reason:
+        modules = {str(name): dict(own) for name, own in header.get("modules", {}).items()}  # older files have none
+    except (AttributeError, KeyError, TypeError, ValueError) as reason:
         raise InputError(f"{path} is not a model of Engram, or is damaged ({said(reason)})") from reason
-    own = _state(model)
     state = _part(tensors, "model.")
-    _check_model(path, own, state, tied)
+    _check_model(path, own := _state(model), state, tied)
+    _check_modules(path, _module_settings(model), modules)
     if penalty is not None:
+        _check_of_model(penalty, model)
         _check_penalty(path, penalty, kind, settings)
-        try:
-            penalty.load_state_dict(_part(tensors, "penalty."))  # whole, or not at all
-        except InputError as reason:
-            raise InputError(f"{path} does not fit this penalty: {reason}") from reason
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(state[tied.get(name, name)])
+    with _whole_or_as_it_was(model):
+        _load_state(path, model, {name: state[tied.get(name, name)] for name in own})
+        if penalty is not None:
+            try:
+                penalty.load_state_dict(_part(tensors, "penalty."))  # whole, or not at all
+            except InputError as reason:
+                raise InputError(f"{path} does not fit this penalty: {reason}") from reason
     return about
 
 
@@ -91,6 +98,49 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
                 f"a model file holds tensors alone, and {name!r} of this model is a {type(value).__name__}"
             )
     return dict(state)
+
+
+def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What the modules say in `plastic_settings`, by their paths, as JSON gives it back."""
+    found = {}
+    for name, module in getattr(model, "_orig_mod", model).named_modules():
+        settings = getattr(module, "plastic_settings", None)
+        if settings is not None:
+            try:
+                found[name] = dict(json.loads(json.dumps(settings, allow_nan=False)))
+            except (TypeError, ValueError, RecursionError) as reason:
+                raise InputError(
+                    f"the plastic_settings of {name!r} must be a dictionary that JSON can hold: {reason}"
+                ) from reason
+    return found
+
+
+def _load_state(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """As PyTorch loads, with the hooks of the modules; and seen to be what the file holds."""
+    model = getattr(model, "_orig_mod", model)
+    try:
+        model.load_state_dict(state)
+    except Exception as reason:
+        said = str(reason).splitlines()[-1].strip().split(". ")[0] if str(reason) else type(reason).__name__
+        raise InputError(f"{path} cannot be loaded into this {type(model).__name__}: {said}") from reason
+    for name, tensor in _state(model).items():
+        if bytes_of(tensor.detach().cpu().contiguous()) != bytes_of(state[name]):
+            raise InputError(f"{path} cannot be loaded: {name!r} of this {type(model).__name__} is not what was loaded")
+
+
+@contextmanager
+def _whole_or_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Whatever fails within, the model's tensors are then as they were."""
+    live = [*model.parameters(), *model.buffers(), *_state(model).values()]
+    kept = [tensor.detach().clone() for tensor in live]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, before in zip(live, kept, strict=True):
+                with suppress(RuntimeError):  # one that cannot be written was not
+                    tensor.copy_(before)
+        raise
 
 
 def _tied(state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -117,6 +167,10 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
             raise refuse(name, "is missing")
         if nn.parameter.is_lazy(tensor) or tensor.is_meta:
             raise InputError(f"{path} cannot be loaded yet: the tensor {name!r} of this model has no memory")
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise InputError(
+                f"{path} cannot be loaded: elements of {name!r} share their memory, as in an expanded tensor"
+            )
         if found.shape != tensor.shape:
             raise refuse(name, f"has shape {tuple(found.shape)}, not {tuple(tensor.shape)}")
         if found.dtype != tensor.dtype:
@@ -130,6 +184,29 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
             other = tied.get(name, ours.get(name))
             raise refuse(
                 name, f"{'shares' if name in tied else 'does not share'} its memory with {in_brief(other)}, unlike here"
+            )
+
+
+def _check_modules(path: Path, own: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a file whose modules computed by other settings: with the same tensors they are another function."""
+    for name, settings in kept.items():
+        place = f"the module {name!r}" if name else "the model"
+        for setting, value in settings.items():
+            if setting not in own.get(name, {}):
+                raise InputError(f"{path} is of another model: {place} has {setting}={value!r} there, and none here")
+            if own[name][setting] != value:
+                here = own[name][setting]
+                raise InputError(f"{path} is of another model: {place} has {setting}={value!r} there, not {here!r}")
+
+
+def _check_of_model(penalty: Penalty, model: nn.Module) -> None:
+    """Refuse a penalty that protects other weights than this model's, or those that it had before it grew."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in penalty.parameters.items():
+        if id(parameter) not in own:
+            raise InputError(
+                f"this {type(penalty).__name__} is of another model: "
+                f"the weight {name!r} that it protects is not this one's"
             )
 
 

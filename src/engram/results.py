@@ -8,6 +8,7 @@ a folder with its `config.toml`, `accuracy.json` (the accuracy matrices) and `dy
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -236,6 +237,8 @@ def check_format(content: Any, path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that it is either the old or the new one, whole, whatever happens in between."""
     data = content.encode() if isinstance(content, str) else content
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -21,14 +21,15 @@ from engram.penalties.base import Penalty, slow_parameters
 try:
     from avalanche.benchmarks import OnlineCLExperience, benchmark_from_datasets
     from avalanche.benchmarks.scenarios.supervised import with_classes_timeline
-    from avalanche.benchmarks.utils import as_classification_dataset
+    from avalanche.benchmarks.scenarios.task_aware import with_task_labels
+    from avalanche.benchmarks.utils import DataAttribute, TaskAwareSupervisedClassificationDataset
     from avalanche.core import SupervisedPlugin
     from avalanche.models.utils import is_multi_task_module
 except ModuleNotFoundError as reason:
     if reason.name != "avalanche":
         raise
     raise ModuleNotFoundError(
-        "avalanche-lib is not installed: pip install engram[avalanche]", name=reason.name
+        "avalanche-lib is not installed: it comes with the extra engram[avalanche]", name=reason.name
     ) from None
 
 
@@ -193,12 +194,12 @@ def as_benchmark(stream: Stream, dtype: torch.dtype = torch.float32) -> Any:
     """An Avalanche benchmark with Engram's tasks as its experiences, in the streams `train_stream` and `test_stream`.
 
     Inputs are as Engram's networks see them: numbers of that type, with uint8 pixels scaled to [0, 1], in the order of
-    the task's permutation.
+    the task's permutation. All have the task label 0, as in `nc_benchmark` without labels: one head is for all tasks.
     """
     train, test = (
         [_as_dataset(getattr(task, part), task.permutation, dtype) for task in stream] for part in ("train", "test")
     )
-    return with_classes_timeline(benchmark_from_datasets(train=train, test=test))
+    return with_task_labels(with_classes_timeline(benchmark_from_datasets(train=train, test=test)))
 
 
 def own_classes(experience: Any) -> tuple[int, ...]:
@@ -210,8 +211,9 @@ def own_classes(experience: Any) -> tuple[int, ...]:
 def _as_dataset(samples: Samples, permutation: Tensor | None, dtype: torch.dtype) -> Any:
     whole = samples[slice(None)]
     dataset = TensorDataset(read_inputs(whole.inputs, permutation, dtype), whole.targets)
-    dataset.targets = whole.targets.tolist()  # type: ignore[attr-defined]  # where Avalanche looks for them
-    return as_classification_dataset(dataset)
+    targets = DataAttribute(whole.targets.tolist(), "targets")
+    labels = DataAttribute([0] * len(dataset), "targets_task_labels", use_in_getitem=True)
+    return TaskAwareSupervisedClassificationDataset([dataset], data_attributes=[targets, labels])
 
 
 def _loader_of(dataset: Any, batch_size: int, num_workers: int) -> DataLoader[Any]:

@@ -245,6 +245,12 @@ class DHPSoftmax(nn.Module):
         return logits
 
     @property
+    def plastic_settings(self) -> dict[str, Any]:
+        """What the layer computes by, besides its tensors: a file of it fits only a layer with the same."""
+        names = ("eta_range", "trace_gradient", "trace_scale", "trace_centred")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def literal(self) -> bool:
         """Whether the trace is written, read and differentiated as the paper says."""
         return self.trace_gradient and self.trace_scale is None and not self.trace_centred

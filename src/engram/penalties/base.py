@@ -61,6 +61,7 @@ class Penalty(ABC):
     def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False, protect: str = "slow"):
         if not (math.isfinite(strength) and strength > 0):
             raise InputError(f"a penalty's strength must be a positive number, not {strength}")
+        model = getattr(model, "_orig_mod", model)  # compiled: what it was before, whose weights have their own names
         self.model = model
         self.strength = strength
         self.regularize_alpha = regularize_alpha
