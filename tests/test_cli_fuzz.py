@@ -37,7 +37,7 @@ NASTY = (
         "=",
         "a=b",
     ),
-    *(".", "..", "/", "~", "missing", "missing/deep", "file", "file/below", "empty", "/dev/null", "config.toml"),
+    *(".", "..", "/dev", "~", "missing", "missing/deep", "file", "file/below", "empty", "/dev/null", "config.toml"),
     *("split-mnist", "permuted-mnist", "vision-mixture", "mnist-small", "mnist", "all", "dhp", "si,dhp+si", "si,si"),
     *("auto", "cpu", "cuda:99", "meta", "cpu:x", "float32", "tf32", "table", "study", "markdown", "csv", "png,,csv"),
     *("mlp", "cnn", "none", "1,8", "tensorboard", "x.json", "epochs=1", "epochs=1.5", "epochs=[", "hidden=[1]"),
@@ -138,6 +138,7 @@ def test_every_command_is_typed() -> None:
     assert set(COMMANDS) == {
         *("run", "reproduce", "bench", "table", "figures", "report"),
         *("data list", "data fetch", "data check"),
+        *("runs list", "runs show", "runs compare", "runs export"),
     }
 
 

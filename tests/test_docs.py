@@ -101,7 +101,9 @@ def test_the_readme_runs_as_it_is_printed() -> None:
 def test_no_block_of_python_is_overlooked() -> None:
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
-        assert len(blocks_of(text)) == len(re.findall(r"```\s*py", text)), f"{name_of(path)} has another kind of fence"
+        assert len(blocks_of(text)) == len(re.findall(r"```[ \t]*py", text)), (
+            f"{name_of(path)} has another kind of fence"
+        )
         hidden = re.findall(r"^<!-- before:", text, re.MULTILINE)
         assert len(hidden) == len([found for found in BLOCK.finditer(text) if found["before"]]), name_of(path)
 

@@ -88,7 +88,7 @@ def assert_same(folder: Path, whole: Path) -> None:
 def in_a_process(folder: Path) -> None:
     """Begin the run, or go on with it."""
     torch.set_num_threads(1)
-    go_on(folder) if (folder / "run.json").exists() else begin(folder, epochs=6)
+    go_on(folder) if (folder / "run.json").exists() else begin(folder, epochs=4)
 
 
 def wait_for(condition: Callable[[], bool], process: multiprocessing.Process) -> None:
@@ -128,7 +128,7 @@ def test_killed_at_ten_random_moments_a_run_ends_in_identical_files(tmp_path: Pa
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        checkpoint = Checkpoints(folder).read(configs(epochs=6))
+        checkpoint = Checkpoints(folder).read(configs(epochs=4))
         kept.append(None if checkpoint is None else tuple(checkpoint.header["place"][:3]))
     assert len(set(kept)) >= 3, f"it was always killed at the same place: {kept}"
     process = start(folder)
