@@ -112,7 +112,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_typed_ends_in_a_sentence(name: str, data: st.DataObject) -> None:
     given_words = [*name.split(), *data.draw(arguments(COMMANDS[name]))]

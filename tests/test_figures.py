@@ -132,7 +132,7 @@ def test_methods_without_a_trace_have_no_dynamics() -> None:
     ids=["one diverged", "one trial", "that one diverged", "baseline lost", "dhp lost", "all lost", "alone and lost"],
 )
 def test_figures_are_drawn_whatever_became_of_the_trials(tmp_path: Path, results: list[Result]) -> None:
-    for path in draw_all(results, tmp_path):
+    for path in draw_all(results, tmp_path, ("png", "csv")):
         assert path.stat().st_size > 0
 
 

@@ -178,8 +178,9 @@ def compare(configs: Sequence[Config]) -> tuple[list[Learner], list[Learner]]:
 FEW_METHODS = ("finetune", "dhp+si", "online-ewc", "dhp+mas")
 
 
-@pytest.mark.parametrize("network", ["mlp", "cnn"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "network"), [(kind, "mlp") for kind in KINDS] + [("mixture", "cnn"), ("imbalanced", "cnn")]
+)
 def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
     changes = {"network": network, "epochs": 2, "trials": 2}
     if network == "cnn":

@@ -44,7 +44,6 @@ TASKS = 3
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled at once, so that it is seen what is read again; one test is about the waiting."""
     monkeypatch.setattr(indexing, "SETTLED_NS", -(10**12))
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # no power is cut here, and a busy disk takes its time
 
 
 def config_of(method: str = "si", **changes: Any) -> Config:
