@@ -10,7 +10,7 @@ import engram
 ROOT = Path(engram.__file__).parent
 # Each may import only from floors below its own.
 FLOORS = [
-    {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets", "reading"},
+    {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets", "reading", "replacing"},
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},

@@ -384,8 +384,13 @@ def test_the_proximal_step_leaves_frozen_weights_alone() -> None:
 def test_the_other_penalties_have_no_use_for_gradients(kind: type) -> None:
     model, _ = make()
     penalty = kind(model, strength=1.0)
+    penalty.consolidate(batches(0))
+    before, weights = penalty.state_dict(), copy.deepcopy(model.state_dict())
     penalty.after_backward(scale=4.0)
     penalty.after_step()
+    after = penalty.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
 # --- mixed precision and compiled models ---------------------------------------------------------------------------

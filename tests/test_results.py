@@ -21,15 +21,19 @@ from hypothesis.extra.numpy import arrays
 from engram.config import Config
 from engram.errors import InputError
 from engram.presets import preset
+from engram.replacing import write_atomically
 from engram.results import (
     DYNAMICS,
     FORMAT,
+    MAX_CSV_BYTES,
+    NUMBER_BYTES,
+    ROW_BYTES,
     Divergence,
     Result,
+    check_readable,
     claim_folder,
     read_result,
     read_run,
-    write_atomically,
     write_result,
 )
 
@@ -146,6 +150,35 @@ def test_a_results_numbers_are_those_of_its_matrix() -> None:
     np.testing.assert_allclose(result.forward_transfer, [0.1 + 0.2 - 0.2, NAN])
     np.testing.assert_allclose(result.first_task, [[0.9, 1 / 3], [0.7, NAN]])
     np.testing.assert_allclose(result.latest_task, [[0.9, 0.8], [0.7, NAN]])
+
+
+def test_no_number_takes_more_bytes_than_is_reckoned_with(tmp_path: Path) -> None:
+    """By which it is told, before a run, whether its results could be read again."""
+    config = preset("split-mnist", "dhp", dataset="mnist-small", num_tasks=20, trials=3, epochs=10**6)
+    random = np.random.default_rng(0)
+    rows = [
+        {"trial": 10**6, "task": 10**4, "epoch": 10**6, "step": 10**8, **dict.fromkeys(DYNAMICS[4:], value)}
+        for value in (-1.2345678901234567e-300, 1.2345678901234567e300, NAN)
+    ]
+    result = Result(config, random.random((3, 20, 20)) * 1e-5, random.random((3, 20)) * 1e-5, rows * 50, [], [])
+    write_result(result, tmp_path)
+    assert (tmp_path / "accuracy.json").stat().st_size < 3 * 20 * 21 * NUMBER_BYTES + 500
+    assert (tmp_path / "dynamics.csv").stat().st_size < 150 * ROW_BYTES + 100
+
+
+def test_results_that_could_not_be_read_again_are_refused(tmp_path: Path) -> None:
+    many_tasks = preset("permuted-mnist", "si", dataset="mnist-small", num_tasks=1000, trials=10)
+    with pytest.raises(InputError, match="10 trials of 1000 tasks and 20 epochs would be too large to be read again"):
+        check_readable(many_tasks, 0)
+    check_readable(many_tasks.replace(trials=2), 0)
+    most = MAX_CSV_BYTES // ROW_BYTES
+    check_readable(many_tasks.replace(trials=1), most)
+    with pytest.raises(InputError, match="run fewer trials at a time"):
+        check_readable(many_tasks.replace(trials=1), most + 1)
+    result = make_result(dynamics=[make_result().dynamics[0]] * (most + 1))
+    with pytest.raises(InputError, match="too large to be read again"):
+        result.save(tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from engram.data.streams import Task
 from engram.figures.drawing import new_figure
 from engram.figures.style import COLOURS, INK, MEDIUM, SMALL, WIDTH, rule, tidy
 from engram.penalties.base import Term
-from engram.results import write_atomically
+from engram.replacing import write_atomically
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 BATCH_SIZE, LEARNING_RATE = 50, 0.05

@@ -8,13 +8,10 @@ a folder with its `config.toml`, `accuracy.json` (the accuracy matrices) and `dy
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
-import os
 import platform
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -26,11 +23,13 @@ from engram import metrics
 from engram.config import METHODS, Config, load_config
 from engram.errors import InputError, said
 from engram.metrics import Array
-from engram.reading import read_json, read_text
+from engram.reading import MAX_JSON_BYTES, read_json, read_text
+from engram.replacing import write_atomically
 from engram.version import __version__
 
 FORMAT = 1  # of all files of a run; raised when an older reader would misread them
-MAX_CSV_BYTES, MAX_CSV_ROWS = 32 * 2**20, 1_000_000  # of dynamics, of which a row has some 80 bytes
+MAX_CSV_BYTES, MAX_CSV_ROWS = 32 * 2**20, 1_000_000  # of dynamics
+NUMBER_BYTES, ROW_BYTES = 25, 125  # at most, of an accuracy in JSON and of a row of dynamics in CSV
 DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm")
 
 
@@ -101,7 +100,16 @@ class Result:
 
     def save(self, path: str | Path) -> None:
         """Write the result into a new or empty folder; what a folder already holds is never overwritten."""
+        check_readable(self.config, len(self.dynamics))
         write_result(self, claim_folder(path, "config.toml"))
+
+
+def check_readable(config: Config, num_records: int) -> None:
+    """Refuse results whose files would be larger than those that are read: better before they are computed."""
+    num_accuracies = config.trials * config.num_tasks * (config.num_tasks + 1)
+    if num_accuracies * NUMBER_BYTES > MAX_JSON_BYTES or num_records * ROW_BYTES > MAX_CSV_BYTES:
+        what = f"{config.trials} trials of {config.num_tasks} tasks and {config.epochs} epochs"
+        raise InputError(f"the results of {what} would be too large to be read again: run fewer trials at a time")
 
 
 def claim_folder(path: str | Path, first_file: str) -> Path:
@@ -234,30 +242,6 @@ def check_format(content: Any, path: Path) -> None:
         raise InputError(f"{path} was written by a newer version of Engram")
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is either the old or the new one, whole, whatever happens in between."""
-    data = content.encode() if isinstance(content, str) else content
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def sweep(folder: Path) -> None:
-    """Remove what `write_atomically` had not finished when its process was killed."""
-    for left in folder.glob(".*.*.????????"):
-        left.unlink(missing_ok=True)
-
-
 def versions() -> dict[str, str]:
     """Of everything that the numbers may depend on."""
     return {
@@ -272,12 +256,6 @@ def _version_of(package: str) -> str:
     """As the package itself says, which may name its build too; this module need not import it for that."""
     loaded = sys.modules.get(package)
     return str(loaded.__version__) if loaded is not None else metadata.version(package)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _without_nan(value: Any) -> Any:

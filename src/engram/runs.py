@@ -22,18 +22,19 @@ from engram.experiment import Progress, Report, Setting, check_own, run_on
 from engram.logs import TensorBoard, check_log
 from engram.news import News
 from engram.reading import read_json
+from engram.replacing import sweep, write_atomically
 from engram.results import (
     FORMAT,
     Result,
     are_methods,
     check_format,
+    check_readable,
     claim_folder,
-    sweep,
     versions,
-    write_atomically,
     write_result,
 )
 from engram.shares import plan_stacks
+from engram.train import RECORDS_PER_EPOCH
 
 try:
     import fcntl
@@ -211,6 +212,8 @@ def _logs(folder: Path, description: dict[str, Any]) -> list[Report]:
 def check_options(configs: Sequence[Config], device: str, precision: str, max_stack: int | None) -> torch.device:
     """Refuse what cannot be run anywhere, or not here; returns the device."""
     check_choice("precision", precision, PRECISIONS)
+    for config in configs:
+        check_readable(config, config.trials * config.num_tasks * config.epochs * RECORDS_PER_EPOCH)
     plan_stacks(configs, max_stack)
     check_own(configs, NOTHING_OWN)
     return choose_device(device)

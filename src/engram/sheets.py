@@ -18,6 +18,7 @@ import numpy as np
 from engram.config import BENCHMARKS, PAPER_METHODS, Config, from_dict
 from engram.errors import InputError, in_brief, said
 from engram.reading import read_json
+from engram.replacing import write_atomically
 from engram.results import (
     DAMAGE,
     DYNAMICS,
@@ -26,7 +27,6 @@ from engram.results import (
     divergence_of,
     fractions,
     provenance_of,
-    write_atomically,
 )
 
 FORMAT = 1

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from engram.errors import InputError, in_brief, said
-from engram.results import write_atomically
+from engram.replacing import write_atomically
 
 
 def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

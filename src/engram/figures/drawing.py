@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import check_choice
-from engram.results import write_atomically
+from engram.replacing import write_atomically
 from engram.tables import Table
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from engram.errors import InputError
+from engram.replacing import write_atomically
 from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
-from engram.results import read_run, write_atomically
+from engram.results import read_run
 from engram.sheets import begun_parts, holds_reproduction, read_reproduction
 
 

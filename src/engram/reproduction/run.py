@@ -16,8 +16,9 @@ from engram.config import Config
 from engram.data.samples import Dataset
 from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting, run_on
+from engram.replacing import write_atomically
 from engram.reproduction.plan import Part
-from engram.results import versions, write_atomically
+from engram.results import versions
 from engram.runs import sole_writer, start_log, surroundings
 from engram.shares import SHARED
 from engram.sheets import Sheet, read_sheet, sheet_path, write_sheet

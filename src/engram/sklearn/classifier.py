@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,9 @@ from engram.build import choose_device
 from engram.config import Config
 from engram.errors import InputError
 from engram.presets import STEADY, preset
-from engram.sklearn import files
+from engram.sklearn.arguments import as_python, declared_classes, task_name, whole_number
 from engram.sklearn.continual import ContinualLearner
+from engram.sklearn.files import Kept, load, save
 from engram.sklearn.labels import Labels, check_same_kind
 
 # λ of each penalty where none is given: of those that benchmarks/classifier_defaults.py tries, the one with the best
@@ -116,7 +116,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
         `task` names the task of these samples, from which `partial_fit` may go on.
         """
-        task = _checked_task(task)
+        task = task_name(task)
         with _all_or_nothing(self):
             inputs, labels = self._checked(X, y, first=True)
             self._begin(inputs, np.unique(labels), task)
@@ -134,15 +134,15 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             classes: all labels that may be in `y`, if they are to have a column from now on. Unlike elsewhere in
                 scikit-learn it is never needed, and may differ from call to call.
         """
-        task, passes = _checked_task(task), _number("partial_fit_epochs", self.partial_fit_epochs, least=1)
+        task, passes = task_name(task), whole_number("partial_fit_epochs", self.partial_fit_epochs, least=1)
         if not hasattr(self, "classes_"):
             with _all_or_nothing(self):
                 inputs, labels = self._checked(X, y, first=True)
-                self._begin(inputs, np.unique(_declared(classes, labels)), task)
+                self._begin(inputs, np.unique(declared_classes(classes, labels)), task)
                 return self._learn(inputs, labels, passes)
         inputs, labels = self._checked(X, y, first=False)
         check_same_kind(labels, self._labels.values)
-        grown = self._labels.extended(self._labels.unknown(_declared(classes, labels)))
+        grown = self._labels.extended(self._labels.unknown(declared_classes(classes, labels)))
         self._turn_to(task, all_unseen=self._all_unseen(labels))
         self._take_up(grown)
         return self._learn(inputs, labels, passes)
@@ -162,7 +162,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """The probability of each class, in the order of `classes_`: (samples, classes)."""
         check_is_fitted(self, "classes_")
         inputs = validate_data(self, X, dtype=np.float32, order="C", reset=False)
-        rows = self.learner_.seen if task is None else self._rows_of(_checked_task(task))
+        rows = self.learner_.seen if task is None else self._rows_of(task_name(task))
         logits = self.learner_.logits(torch.tensor(inputs)).numpy()[:, rows]
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         by_row = np.zeros((len(inputs), len(self.classes_)))
@@ -182,12 +182,29 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def save(self, path: str | Path) -> None:
         """Write all that is needed to go on learning into one safetensors file, without pickle."""
         check_is_fitted(self, "classes_")
-        files.save(self, Path(path))
+        names = getattr(self, "feature_names_in_", None)
+        kept = Kept(
+            self.get_params(),
+            self.learner_,
+            self._labels,
+            self._task,
+            self._task_rows,
+            None if names is None else names.tolist(),
+        )
+        save(kept, Path(path))
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Self:
         """Read what `save` wrote; on another device, if one is named."""
-        return files.load(cls, Path(path), device)
+        kept = load(Path(path), device, cls._get_param_names())
+        classifier = cls(**kept.params)
+        classifier.learner_, classifier._labels = kept.learner, kept.labels
+        classifier._task, classifier._task_rows = kept.task, kept.task_rows
+        classifier.classes_ = kept.labels.classes
+        classifier.n_features_in_ = kept.learner.num_features
+        if kept.feature_names is not None:
+            classifier.feature_names_in_ = np.array(kept.feature_names, dtype=object)
+        return classifier
 
     def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
         inputs, labels = validate_data(self, X, y, dtype=np.float32, order="C", reset=first)
@@ -197,7 +214,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def _begin(self, inputs: np.ndarray, labels: np.ndarray, task: Hashable) -> None:
         """A new network for these classes, which has learned nothing."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        memory_size = _number("memory_size", self.memory_size, least=1)
+        memory_size = whole_number("memory_size", self.memory_size, least=1)
         config, device = self._config(seed), choose_device(self.device)
         self.learner_ = ContinualLearner(config, inputs.shape[1], len(labels), device, bool(self.masked), memory_size)
         self._task: Hashable = task
@@ -236,15 +253,15 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def _config(self, seed: int) -> Config:
         """The parameters as settings of Engram, which refuses those that cannot be."""
         method = str(self.method)
-        strength = STRENGTHS.get(method.split("+")[-1]) if self.strength is None else _plain(self.strength)
+        strength = STRENGTHS.get(method.split("+")[-1]) if self.strength is None else as_python(self.strength)
         return preset(
             "own",
             method,
-            hidden=[_plain(width) for width in np.atleast_1d(np.asarray(self.hidden, dtype=object))],
+            hidden=[as_python(width) for width in np.atleast_1d(np.asarray(self.hidden, dtype=object))],
             strength=strength,
-            learning_rate=_plain(self.learning_rate),
-            batch_size=_plain(self.batch_size),
-            epochs=_plain(self.epochs),
+            learning_rate=as_python(self.learning_rate),
+            batch_size=as_python(self.batch_size),
+            epochs=as_python(self.epochs),
             seed=seed,
             baseline_head="plain",
             **(STEADY if self.steady else {}),
@@ -261,42 +278,3 @@ def _all_or_nothing(classifier: ContinualClassifier) -> Iterator[None]:
         classifier.__dict__.clear()
         classifier.__dict__.update(before)
         raise
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy's, as grids of parameters hold them, as one of Python's."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _number(name: str, value: Any, least: int) -> int:
-    value = _plain(value)
-    if type(value) is not int or value < least:
-        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return value
-
-
-def _checked_task(task: Any) -> Hashable:
-    task = _plain(task)
-    try:
-        hash(task)
-    except TypeError:
-        raise InputError(
-            f"a task is named by text, a number, or anything else that is hashable, not {task!r}"
-        ) from None
-    if isinstance(task, float) and math.isnan(task):
-        raise InputError("a task cannot be named NaN, which is not even equal to itself")
-    return task
-
-
-def _declared(classes: Any, labels: np.ndarray) -> np.ndarray:
-    """The classes that a call brings: those of its samples, or what it says, if those are among it."""
-    if classes is None:
-        return labels
-    declared = np.unique(np.asarray(classes))
-    if not len(declared):
-        raise InputError(f"y holds {_plain(labels[0])!r}, and classes is empty")
-    check_same_kind(labels, declared)
-    stray = labels[~np.isin(labels, declared)]
-    if len(stray):
-        raise InputError(f"y holds {_plain(stray[0])!r}, which is not among the classes {declared.tolist()}")
-    return declared

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Collection, Container, Hashable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,11 @@ from torch import Tensor
 
 from engram.build import build_model, choose_device
 from engram.config import Config, from_dict
-from engram.errors import InputError
+from engram.errors import InputError, said
+from engram.sklearn.arguments import as_python
 from engram.sklearn.continual import DRAWING, ContinualLearner
 from engram.sklearn.labels import Labels
 from engram.tensorfile import read_tensors, write_tensors
-
-if TYPE_CHECKING:
-    from engram.sklearn.classifier import ContinualClassifier
 
 KIND, FORMAT = "classifier", 1
 NAMES = (str, int, float, bool)  # what a task may be named in a file
@@ -30,19 +29,30 @@ LABELS: dict[str, tuple[type, ...]] = {  # what labels are in JSON, by NumPy's l
 REFUSALS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError)
 
 
-def save(classifier: ContinualClassifier, path: Path) -> None:
+@dataclass(frozen=True)
+class Kept:
+    """All that a classifier is made of."""
+
+    params: dict[str, Any]
+    learner: ContinualLearner
+    labels: Labels
+    task: Hashable  # the current one
+    task_rows: dict[Hashable, list[int]]  # the classes of each task that was named
+    feature_names: list[str] | None
+
+
+def save(kept: Kept, path: Path) -> None:
     """Refuses labels, tasks and parameters that JSON cannot hold, before anything is written."""
-    learner = classifier.learner_
-    names = getattr(classifier, "feature_names_in_", None)
+    learner = kept.learner
     header = {
-        "params": {name: _parameter(name, value) for name, value in classifier.get_params().items()},
+        "params": {name: _parameter(name, value) for name, value in kept.params.items()},
         "config": learner.config.to_dict(),
         "features": learner.num_features,
-        "feature_names": None if names is None else names.tolist(),
-        "labels": [_as_json("the class", label) for label in classifier._labels.values.tolist()],
-        "labels_type": classifier._labels.values.dtype.str,
-        "tasks": [[_as_json("the task", task), rows] for task, rows in classifier._task_rows.items()],
-        "task": _as_json("the task", classifier._task),
+        "feature_names": kept.feature_names,
+        "labels": [_as_json("the class", label) for label in kept.labels.values.tolist()],
+        "labels_type": kept.labels.values.dtype.str,
+        "tasks": [[_as_json("the task", task), rows] for task, rows in kept.task_rows.items()],
+        "task": _as_json("the task", kept.task),
         "seen": learner.seen,
         "classes": learner.classes,
         "num_samples": learner.num_samples,
@@ -57,31 +67,28 @@ def save(classifier: ContinualClassifier, path: Path) -> None:
     write_tensors(path, KIND, FORMAT, header, tensors)
 
 
-def load(kind: type[ContinualClassifier], path: Path, device: str | None) -> Any:
-    """A whole classifier, or one sentence on why there is none."""
+def load(path: Path, device: str | None, parameters: Collection[str]) -> Kept:
+    """All that a classifier with these parameters is made of, or one sentence on why there is none."""
     if device is not None:
         choose_device(device)  # which refuses what is not there; the file has no part in that
     header, tensors = read_tensors(path, KIND, FORMAT)
     try:
-        classifier = kind(**_params(header["params"]))
-        classifier.device = _of(str, "device", classifier.device) if device is None else device
+        params = _params(header["params"], parameters)
+        params["device"] = _of(str, "device", params["device"]) if device is None else device
     except REFUSALS as reason:
         raise _refusal(path, reason) from reason
-    on = choose_device(classifier.device)
+    on = choose_device(params["device"])
     try:
-        return _restored(classifier, header, tensors, on)
+        return _restored(params, header, tensors, on)
     except REFUSALS as reason:
         raise _refusal(path, reason) from reason
 
 
 def _refusal(path: Path, reason: Exception) -> InputError:
-    said = next(iter(str(reason).strip().splitlines()), type(reason).__name__)
-    return InputError(f"{path} does not hold a classifier of this version of Engram ({said})")
+    return InputError(f"{path} does not hold a classifier of this version of Engram ({said(reason)})")
 
 
-def _restored(
-    classifier: ContinualClassifier, header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device
-) -> ContinualClassifier:
+def _restored(params: dict[str, Any], header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Kept:
     labels = _labels(header["labels"], header["labels_type"])
     num_features, num_classes = _number(header, "features", least=1), len(labels.values)
     config = from_dict(header["config"])
@@ -98,27 +105,21 @@ def _restored(
     learner.classes = _rows("classes", header["classes"], learner.seen)
     learner.num_samples, learner.num_calls = _number(header, "num_samples"), _number(header, "num_calls", least=1)
     _refill(learner, num_begun, num_seen, _part(tensors, "memory."))
-    classifier.learner_ = learner
-    classifier.n_features_in_ = num_features
-    if header["feature_names"] is not None:
-        names = [_of(str, "feature_names", name) for name in header["feature_names"]]
-        if len(names) != num_features:
-            raise ValueError(f"it has {num_features} features and {len(names)} names of them")
-        classifier.feature_names_in_ = np.array(names, dtype=object)
-    classifier._task = None if header["task"] is None else _of(NAMES, "task", header["task"])
-    classifier._task_rows = {
-        _of(NAMES, "tasks", task): _rows("tasks", rows, learner.seen) for task, rows in header["tasks"]
-    }
-    if len(classifier._task_rows) != len(header["tasks"]):
+    names = header["feature_names"]
+    if names is not None and len([_of(str, "feature_names", name) for name in names]) != num_features:
+        raise ValueError(f"it has {num_features} features and {len(names)} names of them")
+    task = None if header["task"] is None else _of(NAMES, "task", header["task"])
+    task_rows = {_of(NAMES, "tasks", name): _rows("tasks", rows, learner.seen) for name, rows in header["tasks"]}
+    if len(task_rows) != len(header["tasks"]):
         raise ValueError("it has a task twice")
-    classifier._labels = labels
-    classifier.classes_ = labels.classes
-    return classifier
+    return Kept(params, learner, labels, task, task_rows, names)
 
 
-def _params(params: dict[str, Any]) -> dict[str, Any]:
+def _params(params: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The parameters as they were given, but for a list of widths, which comes back as a tuple."""
     for name, value in params.items():
+        if name not in known:
+            raise ValueError(f"there is no parameter {name!r}")
         if name != "hidden" and value is not None:
             _of(NAMES, name, value)
     hidden = params["hidden"]
@@ -190,7 +191,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _parameter(name: str, value: Any) -> Any:
     """As it is, but for the widths of hidden layers: a sequence of any kind becomes a list."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = as_python(value)
     if name == "hidden" and type(value) is not int:
         widths = np.asarray(value)
         if widths.ndim > 1 or widths.dtype.kind not in "iu":
@@ -203,7 +204,7 @@ def _parameter(name: str, value: Any) -> Any:
 
 def _as_json(what: str, value: Any) -> Any:
     """A value that comes back from JSON as it was."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = as_python(value)
     try:
         if json.loads(json.dumps(value, allow_nan=False)) == value:
             return value

@@ -12,9 +12,9 @@ from typing import Any
 
 from engram.config import KINDS
 from engram.errors import InputError
+from engram.replacing import replacing
 from engram.results import Result
 from engram.store.index import Index, Report
-from engram.store.replacing import replacing
 from engram.store.stored import Stored, read_stored
 
 Row = dict[str, Any]

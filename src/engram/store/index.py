@@ -22,7 +22,7 @@ from typing import Any
 from engram import metrics
 from engram.config import BENCHMARKS, KINDS, METHODS
 from engram.errors import InputError
-from engram.store.replacing import replacing
+from engram.replacing import replacing
 from engram.store.stored import Entry, Stored, read_stored
 from engram.store.survey import Known, last_change, signature, survey
 
