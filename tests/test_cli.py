@@ -719,7 +719,10 @@ def test_an_interrupted_run_keeps_what_was_learned_and_says_how_to_go_on(out: Pa
         _, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 5, "it ends promptly"
     assert process.returncode == 130
-    assert err == f"engram: stopped; `engram run --resume {out}` goes on\n"
+    first, last = err.splitlines()
+    assert first.startswith("engram: stopping: the steps that are being taken are ended and kept")
+    assert last == f"engram: stopped; `engram run --resume {out}` goes on"
+    assert len(list((out / "checkpoints").glob("stack-0.safetensors"))) == 1
     assert "finished" not in json.loads((out / "run.json").read_text())
     assert "no results yet" in engram.refusal("table", out)
 
@@ -862,11 +865,11 @@ def test_a_benchmark_without_data_is_left_out_unless_it_was_asked_for(
 def test_a_reproduction_that_was_stopped_says_how_it_goes_on(
     engram: Engram, out: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(watched: object, progress: Progress) -> None:
+    def stop(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("engram.cli_reproduce._Watched.show", stop)
+        patch.setattr("engram.cli_reproduce.run_part", stop)
         outcome = engram(*TABLE, "--out", out)
     assert outcome.code == 130
     assert outcome.err == f"engram: stopped; `engram {' '.join(TABLE)} --out {out}` goes on\n"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import engram
 from engram import Progress, Result, preset, streams
 from engram.build import build_learner, build_streams
-from engram.checkpoint import Checkpoints
+from engram.checkpoint import CheckpointFolder, Checkpoints
 from engram.config import METHODS, Config
 from engram.data.batches import plan_epoch
 from engram.data.samples import Dataset
@@ -397,7 +397,7 @@ def test_a_run_on_the_gpu_goes_on_bit_for_bit(
 ) -> None:
     configs = configs_of("imbalanced", ("dhp+si", "ewc", "dhp+mas", "finetune"), epochs=2, network=network)
 
-    def learn(checkpoints: Checkpoints | None) -> list[tuple[bytes, bytes, str]]:
+    def learn(checkpoints: CheckpointFolder | None) -> list[tuple[bytes, bytes, str]]:
         results = run_on(configs, [few(320, 100)], Setting("cuda", "tf32", checkpoints=checkpoints))
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
@@ -414,8 +414,8 @@ def test_a_run_on_the_gpu_goes_on_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", save_and_stop)
         with pytest.raises(Stop):
-            learn(Checkpoints(tmp_path, seconds_between=0))
-    assert learn(Checkpoints(tmp_path)) == straight
+            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    assert learn(CheckpointFolder(tmp_path)) == straight
 
 
 # --- kernels

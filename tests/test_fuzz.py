@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fuzz_targets import TARGETS, Target
 from fuzz_workers import SECONDS, Fault, Tally, damaged, feed, place_files, try_file
 
 from dataset_files import FILE, assert_one_sentence
 from engram import build, config, preset, reading, results
-from engram.checkpoint import NAME
+from engram.checkpoint import FORMAT
 from engram.config import load_config
 from engram.data import bounded, download, formats, matlab
 from engram.data.bounded import gunzip
@@ -253,31 +254,52 @@ def test_a_description_that_cannot_be_is_refused(tmp_path: Path, change: Callabl
     assert words in refusal(lambda: made_of("resume").read(folder, "run.json"))
 
 
+SOUND = [0, 1, [0.1, 0.1], [], None]  # the outcome of trial 1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"place": [0, "x", 0, 0.0, 0, 0]}, "'x'"),
         ({"place": [99, 0, 0, 0.0, 0, 0]}, "99"),
         ({"place": [0, 0, 0, 1e300, 0, 0]}, "1e+300"),
-        ({"stack": 5}, "5"),
-        ({"stack": None}, "None"),
-        ({"limit": "x"}, "at least one model"),
-        ({"outcomes": [[0, 0, [0.1], [], None]]}, "trial 0"),
-        ({"outcomes": [[0, 0, [0.1, 0.1], [["0.5"]], None]]}, "trial 0"),
-        ({"outcomes": [[0, 0, [0.1, 7.0], [], None]]}, "[0, 1]"),
-        ({"outcomes": [[0, 0, [0.1, 0.1], [[0.5] * 3], None]]}, "trial 0"),
-        ({"outcomes": [[9, 0, [0.1, 0.1], [], None]]}, "trial 0"),
-        ({"outcomes": [[0, 0, [0.1, 0.1], [], ["x", 0]]]}, "diverged"),
-        ({"outcomes": []}, "record"),
+        ({"place": [0, 1, 0, 0.0, 0, 0]}, "no run can stand in epoch 2"),
+        ({"place": [0, 0, 999, 0.0, 0, 0]}, "after piece 999"),
+        ({"place": [0, 0, 0, 0.0, 1, 0]}, "with such losses"),
+        ({"place": [0, 0, 0, 0.0, 0, 9]}, "dynamics.8"),
+        ({"finished": 1}, "1 does not say"),
+        ({"outcomes": [[0, 0, [0.1], [], None], SOUND]}, "trial 0"),
+        ({"outcomes": [[0, 0, [0.1, 0.1], [["0.5"]], None], SOUND]}, "trial 0"),
+        ({"outcomes": [[0, 0, [0.1, 7.0], [], None], SOUND]}, "[0, 1]"),
+        ({"outcomes": [[0, 0, [0.1, 0.1], [[0.5] * 3], None], SOUND]}, "trial 0"),
+        ({"outcomes": [[0, 0, [0.1, 0.1], [], ["x", 0]], SOUND]}, "diverged"),
+        ({"outcomes": [[9, 0, [0.1, 0.1], [], None], SOUND]}, "another stack"),
+        ({"outcomes": []}, "another stack"),
     ],
 )
 def test_a_forged_checkpoint_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     """Its checksum is right, since anybody can work it out."""
     made = made_of("checkpoint")
-    (tmp_path / NAME).write_bytes(made.files[NAME])
-    header, tensors = read_tensors(tmp_path / NAME, "checkpoint", 2)
-    write_tensors(tmp_path / NAME, "checkpoint", 2, header | change, tensors)
-    assert words in refusal(lambda: made.read(tmp_path, NAME))
+    ((name, content),) = made.files.items()
+    (tmp_path / name).write_bytes(content)
+    header, tensors = read_tensors(tmp_path / name, "checkpoint", FORMAT)
+    write_tensors(tmp_path / name, "checkpoint", FORMAT, header | change, tensors)
+    assert words in refusal(lambda: made.read(tmp_path, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [("losses.0", torch.zeros(2, 999)), ("losses.0", torch.zeros(3)), ("records", torch.zeros(4)), ("0.model.x", None)],
+)
+def test_a_checkpoint_with_forged_tensors_is_refused(tmp_path: Path, name: str, tensor: torch.Tensor | None) -> None:
+    made = made_of("checkpoint")
+    ((file, content),) = made.files.items()
+    (tmp_path / file).write_bytes(content)
+    header, tensors = read_tensors(tmp_path / file, "checkpoint", FORMAT)
+    assert name in tensors or tensor is None
+    forged = tensors | {name: torch.zeros(1) if tensor is None else tensor}
+    write_tensors(tmp_path / file, "checkpoint", FORMAT, header, forged)
+    refusal(lambda: made.read(tmp_path, file))
 
 
 @pytest.mark.parametrize("setting", ["x" * 100_000, [0] * 10_000, "\x1b[31m"])

@@ -10,20 +10,41 @@ import engram
 ROOT = Path(engram.__file__).parent
 # Each may import only from floors below its own.
 FLOORS = [
-    {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets", "reading", "replacing"},
+    {
+        "errors",
+        "seeding",
+        "masking",
+        "metrics",
+        "version",
+        "freezing",
+        "mapping",
+        "targets",
+        "reading",
+        "replacing",
+        "holding",
+        "interruption",
+    },
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
     {"train", "shares", "tables", "verdicts", "modelfile", "export", "sklearn"},
     {"checkpoint", "figures", "claims", "store"},
-    {"experiment", "overview"},
+    {"unit", "overview", "runfolder"},
+    {"engines"},
+    {"experiment"},
     {"news", "logs"},
     {"runs", "display", "cli_data", "bench", "report"},
     {"cli_run", "cli_bench", "cli_runs", "reproduction"},
     {"cli_reproduce"},
     {"cli"},
 ]
-SAME_FLOOR = {("presets", "config"), ("targets", "errors"), ("reading", "errors")}
+SAME_FLOOR = {
+    ("presets", "config"),
+    ("targets", "errors"),
+    ("reading", "errors"),
+    ("holding", "errors"),
+    ("interruption", "errors"),
+}
 
 
 def imports() -> dict[str, set[str]]:

@@ -16,6 +16,7 @@ from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.errors import DivergedError
+from engram.experiment import Setting
 from engram.learner import Record, TrialOutcome
 from engram.logs import TAGS, TensorBoard
 from engram.results import Result, read_run
@@ -37,9 +38,11 @@ def few() -> Dataset:
     return Dataset(digits.name, digits.train[slice(300)], digits.test[slice(100)], "structure")
 
 
-def begin(folder: Path, **options: object) -> list[Result]:
-    options = {"device": "cpu", "log": "tensorboard", "seconds_between": 0} | options
-    return run_methods(configs(), [few()], folder, command="engram run", **options)
+def begin(folder: Path, max_stack: int | None = None, **options: object) -> list[Result]:
+    options = {"log": "tensorboard", "seconds_between": 0} | options
+    return run_methods(
+        configs(), [few()], folder, command="engram run", setting=Setting("cpu", max_stack=max_stack), **options
+    )
 
 
 def read(folder: Path) -> Curves:

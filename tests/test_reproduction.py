@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engram import InputError, Progress, Result, preset
-from engram.checkpoint import Checkpoints
+from engram.checkpoint import CheckpointFolder
 from engram.config import BENCHMARKS, PAPER_METHODS, Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
@@ -302,7 +302,7 @@ def test_a_part_that_was_stopped_goes_on_to_the_same_sheet(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(running, "Checkpoints", lambda folder: Checkpoints(folder, seconds))
+    monkeypatch.setattr(running, "CheckpointFolder", lambda folder: CheckpointFolder(folder, seconds))
     told: list[Progress] = []
 
     def stop(progress: Progress) -> None:

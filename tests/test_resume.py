@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -17,14 +18,17 @@ from torch import nn
 
 from engram import InputError, Progress, preset
 from engram.build import Own
-from engram.checkpoint import NAME, Checkpoints
+from engram.checkpoint import Checkpoint, CheckpointFolder, Checkpoints
 from engram.cli import main
 from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.experiment import Setting, run_on
 from engram.results import Result
-from engram.runs import resume_methods, run_methods, sole_writer
+from engram.runfolder import opened
+from engram.runs import resume_methods, run_methods
+from engram.shares import plan_stacks
+from engram.train import Place
 
 METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
 
@@ -47,8 +51,7 @@ def begin(folder: Path, *, epochs: int = 3, max_stack: int | None = None, **opti
         [few()],
         folder,
         command="engram run",
-        device="cpu",
-        max_stack=max_stack,
+        setting=Setting("cpu", max_stack=max_stack),
         seconds_between=0,
         **options,
     )
@@ -69,6 +72,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
     begin(folder)
     return folder
+
+
+def path_of(folder: Path, stack: int = 0) -> Path:
+    return CheckpointFolder(folder).of_stack(stack).path
+
+
+def newest(folder: Path, **changes: object) -> Checkpoint | None:
+    """The newest checkpoint of the first stack."""
+    own = configs(**changes)
+    found, warnings = CheckpointFolder(folder).of_stack(0).read(own, plan_stacks(own, None)[0])
+    assert warnings == []
+    return found
 
 
 class Stop(Exception):
@@ -128,7 +143,7 @@ def test_killed_at_ten_random_moments_a_run_ends_in_identical_files(tmp_path: Pa
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        checkpoint = Checkpoints(folder).read(configs(epochs=4))
+        checkpoint = newest(folder, epochs=4)
         kept.append(None if checkpoint is None else tuple(checkpoint.header["place"][:3]))
     assert len(set(kept)) >= 3, f"it was always killed at the same place: {kept}"
     process = start(folder)
@@ -174,7 +189,7 @@ def test_a_run_goes_on_from_every_kind_of_place(
     tmp_path: Path, whole: Path, stop: Callable[[int, int, int], bool], max_stack: int | None
 ) -> None:
     stopped_at(tmp_path / "run", stop, max_stack=max_stack)
-    assert (tmp_path / "run" / NAME).exists()
+    assert path_of(tmp_path / "run").exists()
     seen: list[Progress] = []
     go_on(tmp_path / "run", report=seen.append)
     assert_same(tmp_path / "run", whole)
@@ -185,11 +200,11 @@ def test_a_run_goes_on_in_a_later_stack(tmp_path: Path, whole: Path) -> None:
     count = iter(range(1000))
     stopped_at(tmp_path / "run", lambda task, epoch, piece: (task, epoch, piece) == (1, 0, 0) and next(count) == 3,
                max_stack=2)  # fmt: skip
-    assert Checkpoints(tmp_path / "run").read(configs()).stack == 3
+    assert path_of(tmp_path / "run", 3).exists()
     shares: list[float] = []
     go_on(tmp_path / "run", report=lambda progress: shares.append(progress.share) if not progress.note else None)
     assert_same(tmp_path / "run", whole)
-    assert shares[0] > 3 / 4
+    assert shares[:3] == [1 / 4, 2 / 4, 3 / 4]
     assert shares == sorted(shares)
 
 
@@ -197,7 +212,7 @@ def test_a_run_is_divided_as_it_was_though_memory_has_changed(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in (2, 8):  # models that fit into memory, before and after
-        monkeypatch.setattr("engram.experiment.largest_stack", lambda *given, limit=limit: limit)
+        monkeypatch.setattr("engram.unit.largest_stack", lambda *given, limit=limit: limit)
         if limit == 2:
             stopped_at(tmp_path / "run", lambda task, epoch, piece: (task, epoch, piece) == (1, 1, 0))
     go_on(tmp_path / "run")
@@ -211,8 +226,13 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Path) ->
 
     with pytest.raises(Stop):
         begin(tmp_path / "run", report=stop)
-    assert not (tmp_path / "run" / NAME).exists()
-    (tmp_path / "run" / f".{NAME}.abcd_123").write_bytes(b"half of one")
+    folder = CheckpointFolder(tmp_path / "run")
+    assert not folder.kept_any
+    folder.make()
+    half = folder.folder / ".stack-0.next.safetensors.abcd_123"
+    half.write_bytes(b"half of one")
+    folder.make()
+    assert not half.exists()
     (tmp_path / "run" / "ewc" / ".accuracy.json.abcd_123").write_bytes(b"half of one")
     go_on(tmp_path / "run")
     assert_same(tmp_path / "run", whole)
@@ -221,7 +241,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Path) ->
 def test_a_diverged_trial_stays_diverged_when_the_run_goes_on(tmp_path: Path) -> None:
     wild = [config.replace(learning_rate=1e18) if config.method == "ewc" else config for config in configs()]
     straight = run_on(wild, [few()], Setting("cpu"))
-    checkpoints = Checkpoints(tmp_path, seconds_between=0)
+    checkpoints = CheckpointFolder(tmp_path, seconds_between=0)
 
     def stop(progress: Progress) -> None:
         if progress.task == 1 and progress.results is None:
@@ -229,8 +249,7 @@ def test_a_diverged_trial_stays_diverged_when_the_run_goes_on(tmp_path: Path) ->
 
     with pytest.raises(Stop):
         run_on(wild, [few()], Setting("cpu", checkpoints=checkpoints), stop)
-    checkpoints.wait()
-    resumed = run_on(wild, [few()], Setting("cpu", checkpoints=Checkpoints(tmp_path)))
+    resumed = run_on(wild, [few()], Setting("cpu", checkpoints=CheckpointFolder(tmp_path)))
     assert [result.diverged for result in resumed] == [result.diverged for result in straight]
     assert [len(result.diverged) for result in straight] == [0, 2, 0, 0]
     for one, other in zip(resumed, straight, strict=True):
@@ -244,7 +263,9 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
 
     (config, *_) = configs(network="own", trials=1)
 
-    def learn(checkpoints: Checkpoints | None, seed: int, report: Callable[[Progress], None]) -> list[dict[str, float]]:
+    def learn(
+        checkpoints: CheckpointFolder | None, seed: int, report: Callable[[Progress], None]
+    ) -> list[dict[str, float]]:
         torch.manual_seed(seed)
         setting = Setting("cpu", own=Own(features), checkpoints=checkpoints)
         return run_on([config], [few()], setting, report)[0].dynamics
@@ -254,11 +275,10 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
             raise Stop
 
     straight = learn(None, 3, lambda progress: None)
-    kept = Checkpoints(tmp_path, seconds_between=0)
+    kept = CheckpointFolder(tmp_path, seconds_between=0)
     with pytest.raises(Stop):
         learn(kept, 3, stop)
-    kept.wait()
-    assert learn(Checkpoints(tmp_path), 4, lambda progress: None) == straight
+    assert learn(CheckpointFolder(tmp_path), 4, lambda progress: None) == straight
     assert learn(None, 4, lambda progress: None) == straight, "draws have an address, whatever was drawn before"
     torch.manual_seed(4)
     expected = torch.rand(3)
@@ -334,7 +354,7 @@ def test_nothing_about_a_run_can_be_chosen_again(
 
 def test_a_run_that_is_at_work_is_refused_and_goes_on(stopped: Path, whole: Path) -> None:
     before = (stopped / "log.txt").read_text()
-    with sole_writer(stopped), pytest.raises(InputError, match="another process is at work"):
+    with opened(stopped), pytest.raises(InputError, match="another process is at work"):
         go_on(stopped)
     assert (stopped / "log.txt").read_text() == before
 
@@ -350,7 +370,7 @@ def test_other_data_are_refused(stopped: Path) -> None:
     for other in (few(399), few(first=1)):  # another number of samples; as many, but others
         with pytest.raises(InputError, match="the data are not those"):
             resume_methods(stopped, [other])
-    assert (stopped / NAME).exists()
+    assert path_of(stopped).exists()
 
 
 def test_other_settings_are_refused(stopped: Path) -> None:
@@ -361,18 +381,10 @@ def test_other_settings_are_refused(stopped: Path) -> None:
 
 
 def test_other_settings_are_refused_though_nothing_was_kept_yet(stopped: Path) -> None:
-    (stopped / NAME).unlink()
+    shutil.rmtree(stopped / "checkpoints")
     path = next(stopped.glob("*/config.toml"))
     path.write_text(path.read_text().replace("epochs = 3", "epochs = 2"))
     with pytest.raises(InputError, match="were changed since the run began"):
-        go_on(stopped)
-
-
-def test_a_checkpoint_with_another_header_is_refused(stopped: Path) -> None:
-    content = (stopped / NAME).read_bytes()
-    assert b'\\"stack\\": 0' in content
-    (stopped / NAME).write_bytes(content.replace(b'\\"stack\\": 0', b'\\"stack\\": 1'))
-    with pytest.raises(InputError, match="checksum"):
         go_on(stopped)
 
 
@@ -397,19 +409,63 @@ def damaged(content: bytes, how: str) -> bytes:
         "header only": content[:8],
         "empty": b"",
         "other": b"\x89PNG" + bytes(100),
+        "another header": content.replace(b'\\"finished\\": false', b'\\"finished\\": true '),
     }[how]
 
 
-@pytest.mark.parametrize("how", ["a byte", "truncated", "half", "header only", "empty", "other"])
-def test_a_damaged_checkpoint_is_refused_in_one_sentence(stopped: Path, how: str) -> None:
-    path = stopped / NAME
+HOWS = ["a byte", "truncated", "half", "header only", "empty", "other", "another header"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(stopped: Path, whole: Path, how: str) -> None:
+    path = path_of(stopped)
     path.write_bytes(damaged(path.read_bytes(), how))
+    seen: list[Progress] = []
+    go_on(stopped, report=seen.append)
+    notes = [progress.note for progress in seen if progress.note]
+    assert str(path) in notes[0]
+    assert notes[0].endswith("the checkpoint before it is taken")
+    assert notes[1] == "goes on from task 2, epoch 2"
+    assert "the checkpoint before it is taken" in (stopped / "log.txt").read_text()
+    assert_same(stopped, whole)
+
+
+def test_where_both_checkpoints_are_damaged_nothing_is_overwritten(stopped: Path, whole: Path) -> None:
+    both = [path_of(stopped), Checkpoints(path_of(stopped)).before]
+    for path in both:
+        path.write_bytes(damaged(path.read_bytes(), "half"))
     before = results_in(stopped)
     with pytest.raises(InputError, match="is damaged") as refused:
         go_on(stopped)
-    assert str(path) in str(refused.value)
+    assert str(both[0]) in str(refused.value)
     assert "\n" not in str(refused.value)
     assert results_in(stopped) == before
+    for path in stopped.glob("checkpoints/stack-0.*"):  # as the sentence says
+        path.unlink()
+    go_on(stopped)
+    assert_same(stopped, whole)
+
+
+def test_a_checkpoint_is_at_its_place_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between any two steps of writing, the newest or the one before is whole."""
+    checkpoints = Checkpoints(tmp_path / "stack-0.safetensors")
+    written: list[list[str]] = []
+    for name in ("replace", "unlink"):
+        usual = getattr(Path, name)
+
+        def moved(self: Path, *given: object, usual: Callable = usual, **named: object) -> object:
+            done = usual(self, *given, **named)
+            written.append(sorted(path.name for path in tmp_path.iterdir()))
+            return done
+
+        monkeypatch.setattr(Path, name, moved)
+    for n in range(3):
+        checkpoints.save(configs(), [], {}, Place(task=n))
+        checkpoints.wait()
+        if n == 0:
+            written.clear()
+    assert written
+    assert all("stack-0.safetensors" in names for names in written)
 
 
 # --- the command
@@ -459,19 +515,10 @@ def test_checkpoints_are_due_after_a_while_and_sooner_at_a_task_s_end(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path / "x")
     due = {}
     for seconds in (1, 29.9, 30, 179.9, 180):
         now = 1000.0 + seconds
         due[seconds] = (checkpoints.is_due(False), checkpoints.is_due(True))
     no, yes = False, True
     assert due == {1: (no, no), 29.9: (no, no), 30: (no, yes), 179.9: (no, yes), 180: (yes, yes)}
-
-
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr("engram.tensorfile.write_atomically", full)
-    with pytest.raises(OSError, match="No space left"):
-        begin(tmp_path / "run")

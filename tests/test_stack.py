@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engram import InputError, Progress, preset, streams
 from engram.build import Own, build_learner, build_streams
-from engram.checkpoint import Checkpoints
+from engram.checkpoint import CheckpointFolder, Checkpoints
 from engram.config import METHODS, Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
@@ -417,7 +417,7 @@ def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
     monkeypatch.setattr("engram.experiment.choose_program", lambda *given: choose_program(*given[:2], GPU))
     configs = [config_of("imbalanced", method, batch_size=8) for method in ("dhp+si", "ewc", "finetune")]
 
-    def learn(checkpoints: Checkpoints | None) -> list:
+    def learn(checkpoints: CheckpointFolder | None) -> list:
         setting = Setting("cpu", "float64", checkpoints=checkpoints)
         results = run_on(configs, [few(60)], setting, lambda progress: None)
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
@@ -435,8 +435,8 @@ def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", save_and_stop)
         with pytest.raises(Stop):
-            learn(Checkpoints(tmp_path, seconds_between=0))
-    assert learn(Checkpoints(tmp_path)) == straight
+            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    assert learn(CheckpointFolder(tmp_path)) == straight
 
 
 def test_a_model_in_a_stack_is_saved_and_loaded_like_any_other() -> None:

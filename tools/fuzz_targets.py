@@ -22,8 +22,8 @@ import torch
 
 import engram
 from engram import runs
-from engram.build import build_learner
-from engram.checkpoint import NAME, Checkpoints
+from engram.build import build_learner, build_streams
+from engram.checkpoint import CheckpointFolder, Checkpoints
 from engram.config import Config, from_dict, load_config
 from engram.data import formats
 from engram.data.catalogue import File
@@ -39,7 +39,9 @@ from engram.results import Result, read_run
 from engram.runs import resume_methods, run_methods
 from engram.shares import gather, plan_stacks
 from engram.sheets import read_reproduction, read_sheet
+from engram.stack.program import Batches
 from engram.tables import gains, so_far, summary
+from engram.train import check_place
 
 ROOT = Path(__file__).resolve().parent.parent
 Files = dict[str, bytes]  # by their paths in a folder
@@ -189,7 +191,9 @@ def all_files(folder: Path) -> Files:
 @cache
 def a_run() -> Files:
     with tempfile.TemporaryDirectory() as folder:
-        run_methods(small_configs("si", "dhp+si"), [few()], Path(folder) / "run", command="engram run", device="cpu")
+        run_methods(
+            small_configs("si", "dhp+si"), [few()], Path(folder) / "run", command="engram run", setting=Setting("cpu")
+        )
         files = all_files(Path(folder) / "run")
     return {name: content for name, content in files.items() if name != "log.txt"}
 
@@ -272,26 +276,26 @@ def checkpoint() -> Target:
         pass
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / NAME
+        folder_of = CheckpointFolder(Path(folder), 0)
+        path = folder_of.of_stack(0).path
 
         def stop(progress: object) -> None:
             if path.exists():
                 raise Enough
 
-        checkpoints = Checkpoints(Path(folder), 0)
         with suppress(Enough):
-            run_on(configs, datasets, Setting("cpu", checkpoints=checkpoints), stop)
-        checkpoints.wait()
+            run_on(configs, datasets, Setting("cpu", checkpoints=folder_of), stop)
         content = path.read_bytes()
     learners = [build_learner(configs[0], t, (1, 28, 28), 10, torch.device("cpu"), torch.float32) for t in (0, 1)]
+    batches = Batches((0, 1), build_streams(configs[0], (0, 1), datasets), configs[0].seed, torch.float32)
 
     def read(folder: Path, name: str) -> None:
-        kept = Checkpoints(folder).read(configs)
+        (share,) = plan_stacks(configs, None)
+        kept, _ = Checkpoints(folder / name).read(configs, share)
         assert kept is not None
-        shares = plan_stacks(configs, kept.limit)
-        assert 0 <= kept.stack < len(shares)
-        keys = shares[kept.stack].keys
-        outcomes, place = kept.restore(learners[: len(keys)], keys)
+        place = kept.restore(learners, share.keys)
+        check_place(place, learners, batches, configs[0])
+        outcomes = kept.outcomes
         whole = (place.task, place.epoch, place.piece)
         assert all(type(number) is int and number >= 0 for number in whole), whole
         assert 0 <= place.part <= 1
@@ -299,7 +303,7 @@ def checkpoint() -> Target:
         (result,) = gather(configs, outcomes, [{"name": "x", "origin": "structure", "train": 1, "test": 1}])
         check_results([result])
 
-    return Target({NAME: content}, read)
+    return Target({path.name: content}, read)
 
 
 def model() -> Target:

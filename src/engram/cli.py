@@ -13,11 +13,12 @@ from rich.console import Console
 from engram.cli_bench import bench
 from engram.cli_data import data_app
 from engram.cli_reproduce import reproduce
-from engram.cli_run import INTERRUPTED, run
+from engram.cli_run import run
 from engram.cli_runs import runs_app
 from engram.display import print_tables
 from engram.errors import InputError, check_choice, plain
 from engram.figures import FORMATS, parse_formats, write_figures
+from engram.interruption import INTERRUPTED
 from engram.report import write_report
 from engram.results import read_run
 from engram.tables import gains, summary

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +14,14 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 from engram.cli_data import DataFolder
-from engram.cli_run import Device, Precision, StackSize, load_or_fetch, stopping
+from engram.cli_run import Address, Device, EngineName, Precision, StackSize, load_or_fetch
 from engram.config import BENCHMARKS, Config
 from engram.data.samples import Dataset
 from engram.display import STEPS, columns
+from engram.engines import Engine, start_engine
 from engram.errors import InputError
-from engram.experiment import Progress, Setting
+from engram.experiment import Progress, Report, Setting
+from engram.interruption import Interruption, interruptible
 from engram.report import write_report
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import groups_of, run_part
@@ -43,6 +48,8 @@ def reproduce(
     device: Device = "auto",
     precision: Precision = "tf32",
     stack: StackSize = None,
+    engine: EngineName = "in-process",
+    address: Address = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the results.", show_default="reproduction, or reproduction-quick"),
@@ -59,69 +66,104 @@ def reproduce(
     parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
-    check_options(
-        list(groups_of(parts[0])[0].entries.values()), device, precision, stack
-    )  # before anything is made or fetched
     command = shlex.join(["engram", *context.find_root().obj])
-    loaded: dict[str, list[Dataset]] = {}
-    left_out: dict[str, str] = {}
+    with (
+        start_engine(engine, address) as started,
+        interruptible(lambda: f"`{command}` goes on", console) as interruption,
+    ):
+        setting = Setting(device, precision, stack, engine=started, stop_asked=interruption.asked)
+        first = list(groups_of(parts[0])[0].entries.values())
+        check_options(first, setting)  # before anything is made or fetched
+        loader = _Loader(data, console, interruption)
+        wanted = [each for each in parts if loader.can_load(each, folder, needed=bool(benchmark))]
+        with _Bars(console) as bars:
 
-    def load(config: Config) -> list[Dataset]:
-        if config.dataset not in loaded:
-            loaded[config.dataset] = load_or_fetch(config, data, console)
-        return loaded[config.dataset]
+            def run(each: Part) -> None:
+                there = sheet_path(folder, each.benchmark, each.name).exists()
+                with bars.bar(f"{parts.index(each) + 1}/{len(parts)} {each.benchmark}: {each.name}") as show:
+                    sheet = run_part(
+                        each, folder, loader.load, command=command, quick=quick, setting=setting, report=show
+                    )
+                _say(console, _done(sheet, there))
 
-    with stopping(lambda: f"`{command}` goes on", console):
-        for number, each in enumerate(parts, start=1):
-            if each.benchmark in left_out:
-                continue
-            there = sheet_path(folder, each.benchmark, each.name).exists()
-            try:
-                if not there:
-                    load(next(iter(each.entries.values())))
-            except InputError as reason:
-                if benchmark:  # it was asked for by name
-                    raise
-                left_out[each.benchmark] = str(reason)
-                _say(console, f"{each.benchmark} is left out: {reason}")
-                continue
-            with _Watched(each, f"{number}/{len(parts)}", console) as watched:
-                sheet = run_part(
-                    each,
-                    folder,
-                    load,
-                    command=command,
-                    quick=quick,
-                    setting=Setting(device, precision, stack),
-                    report=watched.show,
-                )
-            _say(console, _done(sheet, there))
+            _run_all(run, wanted, started)
     _say(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
 
 
-class _Watched:
-    """A bar for one part."""
+def _run_all(run: Callable[[Part], None], parts: Sequence[Part], engine: Engine) -> None:
+    """Part after part; all of them at the same time where the engine has room for more than one stack."""
+    if engine.at_once == 1:
+        for part in parts:
+            run(part)
+        return
+    with ThreadPoolExecutor(max_workers=len(parts) or 1) as pool:
+        for done in [pool.submit(run, part) for part in parts]:
+            done.result()
 
-    def __init__(self, part: Part, number: str, console: Console):
+
+class _Loader:
+    """Loads each dataset once, for all parts that learn it."""
+
+    def __init__(self, data: str | None, console: Console, interruption: Interruption):
+        self.data = data
         self.console = console
-        self.bar = Bar(*columns(f"{number} {part.benchmark}: {part.name}"), console=console, transient=True)
-        self.task = self.bar.add_task("", total=STEPS)
-        self.said: set[str] = set()
+        self.interruption = interruption
+        self.loaded: dict[str, list[Dataset]] = {}
+        self.left_out: set[str] = set()
 
-    def __enter__(self) -> _Watched:
+    def load(self, config: Config) -> list[Dataset]:
+        if config.dataset not in self.loaded:
+            with self.interruption.at_once():
+                self.loaded[config.dataset] = load_or_fetch(config, self.data, self.console)
+        return self.loaded[config.dataset]
+
+    def can_load(self, part: Part, folder: Path, needed: bool) -> bool:
+        """Whether there are data for a part. One that was not asked for by name is left out where there are none."""
+        if sheet_path(folder, part.benchmark, part.name).exists():
+            return True
+        try:
+            self.load(next(iter(part.entries.values())))
+        except InputError as reason:
+            if needed:
+                raise
+            if part.benchmark not in self.left_out:
+                self.left_out.add(part.benchmark)
+                _say(self.console, f"{part.benchmark} is left out: {reason}")
+            return False
+        return True
+
+
+class _Bars:
+    """A bar for each part that is being run."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.bars = Bar(*columns("{task.description}"), console=console, transient=True)
+        self.said: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> _Bars:
         if self.console.is_terminal:
-            self.bar.start()
+            self.bars.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self.console.is_terminal:
-            self.bar.stop()
+            self.bars.stop()
 
-    def show(self, progress: Progress) -> None:
-        self.bar.update(self.task, completed=round(STEPS * progress.share))
-        if progress.note and progress.note not in self.said:
-            self.said.add(progress.note)
-            _say(self.console, progress.note)
+    @contextmanager
+    def bar(self, what: str) -> Iterator[Report]:
+        task = self.bars.add_task(what, total=STEPS)
+
+        def show(progress: Progress) -> None:
+            self.bars.update(task, completed=round(STEPS * progress.share))
+            if progress.note and (what, progress.note) not in self.said:
+                self.said.add((what, progress.note))
+                _say(self.console, progress.note)
+
+        try:
+            yield show
+        finally:
+            self.bars.remove_task(task)
 
 
 def _done(sheet: Sheet, was_there: bool) -> str:

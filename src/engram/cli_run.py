@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,18 +18,26 @@ from engram.config import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_confi
 from engram.data.samples import Dataset
 from engram.data.sources import is_present, named_folder
 from engram.display import RunDisplay, print_tables
+from engram.engines import start_engine
 from engram.errors import InputError, check_choice
+from engram.experiment import Setting
+from engram.interruption import Interruption, interruptible
 from engram.logs import check_log
 from engram.presets import STEADY, preset
 from engram.results import Result
 from engram.runs import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
 
-INTERRUPTED = 130  # the exit code, as shells number it
+GOES_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run goes on is no part of it
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Precision = Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")]
 StackSize = Annotated[
     int | None, typer.Option(metavar="N", help="At most so many models at a time.", show_default="all that fit")
+]
+EngineName = Annotated[str, typer.Option(metavar="ENGINE", help="in-process, or ray: stacks on a cluster.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Of the Ray cluster.", show_default="$RAY_ADDRESS, else one of this machine's own"),
 ]
 
 
@@ -76,6 +81,8 @@ def run(
     device: Device = "auto",
     precision: Precision = "tf32",
     stack: StackSize = None,
+    engine: EngineName = "in-process",
+    address: Address = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="runs/…")
     ] = None,
@@ -97,8 +104,10 @@ def run(
         _refuse_beside_resume(context)
         _, configs = read_unfinished(resume)
         datasets = load_or_fetch(configs[0], data, console)
-        with _watched(configs, resume, console) as display:
-            results = resume_methods(resume, datasets, report=display.show)
+        with start_engine(engine, address) as started, _watched(configs, resume, console) as (display, interruption):
+            results = resume_methods(
+                resume, datasets, engine=started, stop_asked=interruption.asked, report=display.show
+            )
         _finish(results, resume, console)
         return
     if benchmark is None:
@@ -106,25 +115,25 @@ def run(
     given: dict[str, Any] = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "strength": strength}
     given |= {"eta": eta, "seed": seed, "dataset": dataset}
     changes = {name: value for name, value in given.items() if value is not None}
-    for setting in settings or []:
-        changes |= parse_setting(setting)
+    for text in settings or []:
+        changes |= parse_setting(text)
     configs = _configs(benchmark, methods, changes, steady)
-    check_options(configs, device, precision, stack)  # before anything is downloaded
     check_log(log)
-    datasets = load_or_fetch(configs[0], data, console)
     folder = out or default_folder(configs[0].benchmark)
-    with _watched(configs, folder, console) as display:
-        results = run_methods(
-            configs,
-            datasets,
-            folder,
-            command=shlex.join(["engram", *context.find_root().obj]),  # as it was given, however it was started
-            device=device,
-            precision=precision,
-            max_stack=stack,
-            log=log,
-            report=display.show,
-        )
+    with start_engine(engine, address) as started:
+        setting = Setting(device, precision, stack, engine=started)
+        check_options(configs, setting)  # before anything is downloaded
+        datasets = load_or_fetch(configs[0], data, console)
+        with _watched(configs, folder, console) as (display, interruption):
+            results = run_methods(
+                configs,
+                datasets,
+                folder,
+                command=shlex.join(["engram", *context.find_root().obj]),  # as it was given, however it was started
+                setting=replace(setting, stop_asked=interruption.asked),
+                log=log,
+                report=display.show,
+            )
     _finish(results, folder, console)
 
 
@@ -133,49 +142,20 @@ def _refuse_beside_resume(context: typer.Context) -> None:
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in ("resume", "data"):
+        if source is not None and source.name == "COMMANDLINE" and name not in GOES_WITH_RESUME:
             said = "a BENCHMARK" if name == "benchmark" else parameter.opts[0]
             raise InputError(f"--resume goes on with a run as it began, so {said} has no place beside it")
 
 
 @contextmanager
-def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[RunDisplay]:
+def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
     """A display for the run. Who stops it is told how to go on."""
 
     def how() -> str:
         return f"`engram run --resume {shlex.quote(str(folder))}` goes on" if has_begun(folder) else ""
 
-    with stopping(how, console), RunDisplay(configs, console) as display:
-        yield display
-
-
-@contextmanager
-def stopping(how: Callable[[], str], console: Console) -> Iterator[None]:
-    """Within it, who stops the command is told how it goes on."""
-
-    def stop(*signalled: object) -> NoReturn:
-        """At once: threads at work on a hundred models would else be waited for, and the folder is sound anyhow."""
-        console.show_cursor()
-        _say_stopped(how())
-        sys.stdout.flush()
-        os._exit(INTERRUPTED)
-
-    usual = signal.getsignal(signal.SIGINT)
-    takes_over = usual is signal.default_int_handler and threading.current_thread() is threading.main_thread()
-    if takes_over:
-        signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    except KeyboardInterrupt:
-        _say_stopped(how())
-        sys.exit(INTERRUPTED)
-    finally:
-        if takes_over:
-            signal.signal(signal.SIGINT, usual)
-
-
-def _say_stopped(how: str) -> None:
-    print(f"engram: stopped{'; ' if how else ''}{how}", file=sys.stderr, flush=True)
+    with interruptible(how, console) as interruption, RunDisplay(configs, console) as display:
+        yield display, interruption
 
 
 def _finish(results: list[Result], folder: Path, console: Console) -> None:

@@ -1,5 +1,7 @@
 """What can go wrong in a way that a person can mend: each error's message is one sentence for them."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
 
@@ -19,6 +21,13 @@ class DivergedError(RuntimeError):
         super().__init__(f"the loss became NaN or infinite in task {task + 1}, step {step + 1}")
         self.task = task
         self.step = step
+
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int]]:
+        return DivergedError, (self.task, self.step)  # from one process to another
+
+
+class Stopped(Exception):
+    """A person asked a run to stop, and what it had learned is kept."""
 
 
 SHOWN = 80  # characters of a value in a sentence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def keep_before(path: Path, before: Path) -> None:
+    """Give a file a second name under which it stays when the first is replaced; it has the first at every moment."""
+    if not path.exists():
+        return
+    with replacing(before) as beside:
+        beside.unlink()
+        try:
+            os.link(path, beside)
+        except OSError:  # a file system in which a file has one name
+            shutil.copyfile(path, beside)
 
 
 def sweep(folder: Path) -> None:

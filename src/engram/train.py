@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engram.config import Config
 from engram.data.batches import Piece, num_batches, plan_epoch, record_steps
-from engram.errors import DivergedError
-from engram.learner import Learner, Record
+from engram.errors import DivergedError, InputError
+from engram.learner import DYNAMICS, Learner, Record
 from engram.stack.program import Batches, Program
 
 RECORDS_PER_EPOCH = 4
@@ -103,6 +103,20 @@ def train_task(
         place.next_epoch()
         if place.epoch < config.epochs:
             watch.keep(False)
+
+
+def check_place(place: Place, learners: Sequence[Learner], batches: Batches, config: Config) -> None:
+    """Refuse a place at which no run of these learners can stand: a file may say anything."""
+    if place.task == len(batches.streams[0]):
+        return
+    plan = _Plan.of(batches.sizes(place.task), config.batch_size)
+    done = plan.pieces[: place.piece]
+    trials = [batches.trials.index(learner.trial) for learner in learners]
+    losses = [(sum(trial in plan.trials_of(piece) for trial in trials), piece.num_steps) for piece in done]
+    dynamics = [(len(learners), len(DYNAMICS)) for piece in done if plan.ends_in_record(piece)]
+    found = [[tuple(tensor.shape) for tensor in tensors] for tensors in (place.losses, place.dynamics)]
+    if place.epoch >= config.epochs or place.piece >= len(plan.pieces) or found != [losses, dynamics]:
+        raise InputError(f"no run can stand in epoch {place.epoch + 1} after piece {place.piece} with such losses")
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,12 @@ def data_table(results: Sequence[Result], title: str = "Data") -> Table | None:
 
 
 def time_taken(about: Mapping[str, Any]) -> str:
-    """From start to finish, in words; empty where it was not kept."""
+    """From start to finish, in words; empty where it was not kept, or the clock on the wall was set back."""
     try:
-        seconds = datetime.fromisoformat(about["finished"]) - datetime.fromisoformat(about["started"])
+        taken = datetime.fromisoformat(about["finished"]) - datetime.fromisoformat(about["started"])
     except (KeyError, TypeError, ValueError):
         return ""
-    return in_words(seconds.total_seconds())
+    return in_words(taken.total_seconds()) if taken.total_seconds() >= 0 else ""
 
 
 def in_words(seconds: float) -> str:

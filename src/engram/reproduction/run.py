@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from engram.build import choose_device
-from engram.checkpoint import Checkpoints
+from engram.checkpoint import CheckpointFolder
 from engram.config import Config
 from engram.data.samples import Dataset
 from engram.errors import InputError
@@ -19,7 +18,7 @@ from engram.experiment import Progress, Report, Setting, run_on
 from engram.replacing import write_atomically
 from engram.reproduction.plan import Part
 from engram.results import versions
-from engram.runs import sole_writer, start_log, surroundings
+from engram.runfolder import now, opened
 from engram.shares import SHARED
 from engram.sheets import Sheet, read_sheet, sheet_path, write_sheet
 
@@ -38,13 +37,15 @@ def run_part(
 ) -> Sheet:
     """Run one part and write its sheet. One that is there already is read; one that was begun goes on."""
     path = sheet_path(folder, part.benchmark, part.name)
-    if path.exists():
-        return check_same(read_sheet(path), part, quick, path)
-    setting = Setting() if setting is None else setting
     hidden = path.parent / f".{part.name}"  # what is not yet finished
+    if path.exists():
+        sheet = check_same(read_sheet(path), part, quick, path)
+        shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed in its last moment
+        return sheet
+    setting = Setting() if setting is None else setting
     hidden.mkdir(parents=True, exist_ok=True)
-    with sole_writer(hidden):
-        log = start_log(hidden)
+    with opened(hidden) as run_folder:
+        log = run_folder.log
         about = _about(command, quick, setting)
         log(f"{command} on {about['device']}")
         sheets: list[Sheet] = []
@@ -75,15 +76,13 @@ def groups_of(part: Part) -> list[Part]:
 
 
 def _about(command: str, quick: bool, setting: Setting) -> dict[str, Any]:
-    where = choose_device(setting.device)
     return {
         "command": command,
         "quick": quick,
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": str(where),
+        "started": now(),
         "precision": setting.precision,
         "versions": versions(),
-        **surroundings(where),
+        **setting.engine.surroundings(setting.device),
     }
 
 
@@ -100,17 +99,14 @@ def _run_group(group: Part, about: dict[str, Any], load: Load, setting: Setting,
     datasets = load(configs[0])
     folder.mkdir(exist_ok=True)
     _check_data(folder / "data.txt", datasets)
-    checkpoints = Checkpoints(folder)
+    checkpoints = CheckpointFolder(folder)
     clock = _Clock(folder / "seconds.txt")
 
     def tell(progress: Progress) -> None:
         clock.keep()
         report(progress)
 
-    try:
-        results = run_on(configs, datasets, replace(setting, checkpoints=checkpoints), tell)
-    finally:
-        checkpoints.wait()
+    results = run_on(configs, datasets, replace(setting, checkpoints=checkpoints), tell)
     data = [dataset.provenance() for dataset in datasets]
     entries = dict(zip(group.entries, results, strict=True))
     return Sheet(group.name, group.benchmark, entries, {**about, "seconds": round(clock.seconds, 1), "data": data})
@@ -129,7 +125,7 @@ class _Clock:
 
     def __init__(self, path: Path):
         self.path = path
-        self.before = float(path.read_text()) if path.exists() else 0.0
+        self.before = _seconds_in(path)
         self.started = self.kept = time.monotonic()
 
     @property
@@ -139,7 +135,15 @@ class _Clock:
     def keep(self) -> None:
         if time.monotonic() - self.kept > 10:
             self.kept = time.monotonic()
-            self.path.write_text(f"{self.seconds:.1f}")
+            with suppress(OSError):  # a full disk costs no result, and no figure
+                write_atomically(self.path, f"{self.seconds:.1f}")
+
+
+def _seconds_in(path: Path) -> float:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return 0.0
 
 
 def check_same(sheet: Sheet, part: Part, quick: bool, path: Path) -> Sheet:
