@@ -266,7 +266,7 @@ SOUND = [0, 1, [0.1, 0.1], [], None]  # the outcome of trial 1
         ({"place": [0, 1, 0, 0.0, 0, 0]}, "no run can stand in epoch 2"),
         ({"place": [0, 0, 999, 0.0, 0, 0]}, "after piece 999"),
         ({"place": [0, 0, 0, 0.0, 1, 0]}, "with such losses"),
-        ({"place": [0, 0, 0, 0.0, 0, 9]}, "dynamics.8"),
+        ({"place": [0, 0, 0, 0.0, 0, 99]}, "dynamics."),
         ({"finished": 1}, "1 does not say"),
         ({"outcomes": [[0, 0, [0.1], [], None], SOUND]}, "trial 0"),
         ({"outcomes": [[0, 0, [0.1, 0.1], [["0.5"]], None], SOUND]}, "trial 0"),

@@ -33,9 +33,9 @@ FLOORS = [
     {"engines"},
     {"experiment"},
     {"news", "logs"},
-    {"runs", "display", "cli_data", "bench", "report"},
-    {"cli_run", "cli_bench", "cli_runs", "reproduction"},
-    {"cli_reproduce"},
+    {"runs", "display", "cli_data", "bench", "report", "parts"},
+    {"cli_run", "cli_bench", "cli_runs", "reproduction", "sweep"},
+    {"cli_reproduce", "cli_sweep"},
     {"cli"},
 ]
 SAME_FLOOR = {

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from engram import InputError, Progress, Result, preset
+from engram import parts as running
 from engram.checkpoint import CheckpointFolder
 from engram.config import BENCHMARKS, PAPER_METHODS, Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.experiment import Setting
+from engram.parts import Part, groups_of, run_part
 from engram.presets import STEADY, STRENGTHS
 from engram.reproduction import plan as planning
-from engram.reproduction import run as running
-from engram.reproduction.plan import ETAS, GRIDS, Part, plan
-from engram.reproduction.run import groups_of, run_part
+from engram.reproduction.plan import ETAS, GRIDS, plan
 from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
 from engram.shares import SHARED, check_shared
 from engram.sheets import NOT_IN_THE_PAPER, PARTS, Sheet, read_sheet, sheet_path
@@ -234,7 +234,8 @@ class Loader:
 
 
 def run_tiny(part: Part, folder: Path, digits: Dataset, **options: Any) -> Sheet:
-    return run_part(part, folder, Loader(digits), command="engram reproduce", setting=Setting("cpu"), **options)
+    path = sheet_path(folder, part.benchmark, part.name)
+    return run_part(part, path, Loader(digits), command="engram reproduce", setting=Setting("cpu"), **options)
 
 
 def assert_same(one: Sheet, other: Sheet) -> None:
@@ -286,7 +287,14 @@ def test_a_sheet_that_is_there_is_read_and_nothing_is_run_or_loaded(
     before = sheet_path(folder, "split-mnist", "table").read_bytes()
     loader = Loader(digits)
     told: list[Progress] = []
-    again = run_part(tiny_part(), folder, loader, command="another", setting=Setting("cpu"), report=told.append)
+    again = run_part(
+        tiny_part(),
+        sheet_path(folder, "split-mnist", "table"),
+        loader,
+        command="another",
+        setting=Setting("cpu"),
+        report=told.append,
+    )
     assert (loader.asked, told) == ([], [])
     assert_same(again, sheet)
     assert sheet_path(folder, "split-mnist", "table").read_bytes() == before
@@ -331,7 +339,13 @@ def test_a_group_that_was_finished_is_not_loaded_for_again(digits: Dataset, tmp_
     with pytest.raises(Stop):
         run_tiny(tiny_part(), tmp_path, digits, report=stop)
     loader = Loader(digits)
-    run_part(tiny_part(), tmp_path, loader, command="engram reproduce", setting=Setting("cpu"))
+    run_part(
+        tiny_part(),
+        sheet_path(tmp_path, "split-mnist", "table"),
+        loader,
+        command="engram reproduce",
+        setting=Setting("cpu"),
+    )
     assert [config.mask_training for config in loader.asked] == [False]
 
 

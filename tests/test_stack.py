@@ -414,7 +414,7 @@ class Stop(Exception):
 def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("engram.experiment.choose_program", lambda *given: choose_program(*given[:2], GPU))
+    monkeypatch.setattr("engram.unit.choose_program", lambda *given: choose_program(*given[:2], GPU))
     configs = [config_of("imbalanced", method, batch_size=8) for method in ("dhp+si", "ewc", "finetune")]
 
     def learn(checkpoints: CheckpointFolder | None) -> list:

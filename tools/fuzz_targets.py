@@ -30,7 +30,7 @@ from engram.data.catalogue import File
 from engram.data.download import _extract
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import _read, load
-from engram.experiment import Setting, run_on
+from engram.experiment import Progress, Setting, run_on
 from engram.nn.networks import Network
 from engram.presets import preset
 from engram.report.write import make_page
@@ -279,8 +279,8 @@ def checkpoint() -> Target:
         folder_of = CheckpointFolder(Path(folder), 0)
         path = folder_of.of_stack(0).path
 
-        def stop(progress: object) -> None:
-            if path.exists():
+        def stop(progress: Progress) -> None:
+            if progress.share > 0.3:  # in the middle of an epoch
                 raise Enough
 
         with suppress(Enough):

@@ -15,6 +15,7 @@ from engram.cli_data import data_app
 from engram.cli_reproduce import reproduce
 from engram.cli_run import run
 from engram.cli_runs import runs_app
+from engram.cli_sweep import sweep
 from engram.display import print_tables
 from engram.errors import InputError, check_choice, plain
 from engram.figures import FORMATS, parse_formats, write_figures
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(sweep)
 app.command()(reproduce)
 app.command()(bench)
 app.add_typer(data_app, name="data")

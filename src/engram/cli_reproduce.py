@@ -22,9 +22,9 @@ from engram.engines import Engine, start_engine
 from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting
 from engram.interruption import Interruption, interruptible
+from engram.parts import Part, groups_of, run_part
 from engram.report import write_report
-from engram.reproduction.plan import Part, plan
-from engram.reproduction.run import groups_of, run_part
+from engram.reproduction.plan import plan
 from engram.runs import check_options
 from engram.sheets import PARTS, Sheet, sheet_path
 
@@ -79,10 +79,11 @@ def reproduce(
         with _Bars(console) as bars:
 
             def run(each: Part) -> None:
-                there = sheet_path(folder, each.benchmark, each.name).exists()
+                path = sheet_path(folder, each.benchmark, each.name)
+                there = path.exists()
                 with bars.bar(f"{parts.index(each) + 1}/{len(parts)} {each.benchmark}: {each.name}") as show:
                     sheet = run_part(
-                        each, folder, loader.load, command=command, quick=quick, setting=setting, report=show
+                        each, path, loader.load, command=command, quick=quick, setting=setting, report=show
                     )
                 _say(console, _done(sheet, there))
 

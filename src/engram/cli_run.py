@@ -117,7 +117,7 @@ def run(
     changes = {name: value for name, value in given.items() if value is not None}
     for text in settings or []:
         changes |= parse_setting(text)
-    configs = _configs(benchmark, methods, changes, steady)
+    configs = configs_of(benchmark, methods, changes, steady)
     check_log(log)
     folder = out or default_folder(configs[0].benchmark)
     with start_engine(engine, address) as started:
@@ -172,7 +172,7 @@ def _finish(results: list[Result], folder: Path, console: Console) -> None:
         raise InputError(f"{lost[0]}{more}; what was learned until then is kept")
 
 
-def _configs(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:
+def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:
     """One config a method, from presets or from a file, with the changes made."""
     for name in ("benchmark", "method"):
         if name in changes:

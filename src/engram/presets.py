@@ -100,6 +100,10 @@ STEADY: dict[str, Any] = {
     "eta": 1e-4,
     "protect": "in-force",
 }
+CHOOSING: dict[str, Any] = {
+    "seed": 1000,
+    "examine": "validation",
+}  # choices are made with seeds and samples that no result is from
 
 
 def preset(benchmark: str, method: str, **changes: Any) -> Config:

@@ -176,9 +176,9 @@ def _go_on(
     def keep(progress: Progress) -> None:
         for line in (*news.lines(progress), *news.warnings(progress)):
             run_folder.log(line)
+        trouble = run_folder.keep(progress.results)
         for watch in watchers:
             watch(progress)
-        trouble = run_folder.keep(progress.results)
         if trouble:
             keep(replace(progress, results=None, note=trouble))
 

@@ -38,6 +38,7 @@ PARTS = {
     "strengths": "the grid over the penalties' strengths",
     "study": "one thing varied at a time",
 }
+SWEEP = "sweep"  # of a sweep's sheets, which are no part of a reproduction
 WITH_DYNAMICS = ("table", "variant")  # the others would be large
 PAPER_TRIALS = 10
 PROVENANCE = ("name", "origin", "train", "test")
@@ -210,7 +211,7 @@ def read_sheet(path: str | Path) -> Sheet:
     except DAMAGE as reason:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged ({said(reason)})") from reason
     labelled = entries and all(isinstance(label, str) for label in entries)
-    if not labelled or sheet.part not in PARTS or sheet.benchmark not in BENCHMARKS:
+    if not labelled or sheet.part not in (*PARTS, SWEEP) or sheet.benchmark not in BENCHMARKS:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged")
     return sheet
 

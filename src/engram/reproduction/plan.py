@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from engram.config import BENCHMARKS, PAPER_METHODS, PENALTIES, Config
 from engram.errors import InputError, check_choice
-from engram.presets import STEADY, preset
+from engram.parts import Part
+from engram.presets import CHOOSING, STEADY, preset
 from engram.reproduction.study import study_entries
 from engram.sheets import NOT_IN_THE_PAPER, PARTS
 
 ETAS = (0.1, 0.01, 0.001, 0.0005, 0.0001)  # the paper's own, over which it drew its Figure 4
 ETA_TRIALS = 5
-CHOOSING = {"seed": 1000, "examine": "validation"}  # choices are made with seeds and samples that no result is from
 
 # "we performed a grid search using a task sequence determined by a single seed": the ends and some of the points of
 # each grid stand in comments of the paper's source, with dots between them.
@@ -40,19 +39,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "vision-mixture": {"max_samples": 200, "epochs": 1},
 }
 QUICK_TRIALS = 2
-
-
-@dataclass(frozen=True)
-class Part:
-    """One sheet to be: configs by label, all on one benchmark."""
-
-    name: str
-    benchmark: str
-    entries: dict[str, Config]
-
-    @property
-    def num_models(self) -> int:
-        return sum(config.trials for config in self.entries.values())
 
 
 def plan(

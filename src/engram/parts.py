@@ -1,4 +1,4 @@
-"""Running a reproduction: part after part into one folder, from which it can go on when it was stopped."""
+"""A part: settings by label, run together into one sheet, and going on from where they stood when they were stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,30 @@ from engram.data.samples import Dataset
 from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting, run_on
 from engram.replacing import write_atomically
-from engram.reproduction.plan import Part
 from engram.results import versions
 from engram.runfolder import now, opened
 from engram.shares import SHARED
-from engram.sheets import Sheet, read_sheet, sheet_path, write_sheet
+from engram.sheets import Sheet, read_sheet, write_sheet
 
 Load = Callable[[Config], Sequence[Dataset]]
 
 
+@dataclass(frozen=True)
+class Part:
+    """One sheet to be: configs by label, all on one benchmark."""
+
+    name: str
+    benchmark: str
+    entries: dict[str, Config]
+
+    @property
+    def num_models(self) -> int:
+        return sum(config.trials for config in self.entries.values())
+
+
 def run_part(
     part: Part,
-    folder: Path,
+    path: Path,
     load: Load,
     *,
     command: str,
@@ -35,9 +47,8 @@ def run_part(
     setting: Setting | None = None,
     report: Report = lambda progress: None,
 ) -> Sheet:
-    """Run one part and write its sheet. One that is there already is read; one that was begun goes on."""
-    path = sheet_path(folder, part.benchmark, part.name)
-    hidden = path.parent / f".{part.name}"  # what is not yet finished
+    """Run a part and write its sheet to a path. One that is there already is read; one that was begun goes on."""
+    hidden = path.parent / f".{path.stem}"  # what is not yet finished
     if path.exists():
         sheet = check_same(read_sheet(path), part, quick, path)
         shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed in its last moment
@@ -61,6 +72,7 @@ def run_part(
             kept = hidden / f"{k}.json"
             if not kept.exists():
                 write_sheet(_run_group(group, about, load, setting, hidden / str(k), tell), kept)
+            shutil.rmtree(hidden / str(k), ignore_errors=True)
             sheets.append(check_same(read_sheet(kept), group, quick, hidden))
         write_sheet(_together(part, sheets), path)
     shutil.rmtree(hidden)

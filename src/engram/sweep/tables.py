@@ -1,0 +1,68 @@
+"""A sweep as a table, a file of numbers, and settings to run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from engram import metrics
+from engram.config import Config
+from engram.sweep.run import Tried, best_of
+from engram.sweep.space import described, written
+from engram.tables import Table, count, difference_cells, with_error
+
+SHOWN = 20  # rows; a file has them all
+
+
+def ranking(tried: Sequence[Tried]) -> list[Tried]:
+    """Those with the most trials first, and of them the best."""
+    return sorted(tried, key=lambda each: (-len(each.scores), -each.mean))
+
+
+def sweep_table(tried: Sequence[Tried]) -> Table:
+    """The points of one method, the best first, and how sure it is that it is the best."""
+    best, *others = ranking(tried)
+    config = best.config
+    rows = []
+    for each in [best, *others][:SHOWN]:
+        accuracy = metrics.estimate(each.scores)
+        state = "best" if each is best else "" if each.finished else "given up"
+        rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), state))
+    where = "on held-out training samples" if config.examine == "validation" else "on the test samples"
+    notes = [f"Accuracy: mean over all tasks after the last, {where}; ± one standard error over trials."]
+    runner_up = next((other for other in others if other.finished), None)
+    if runner_up is not None and len(best.scores) > 1:
+        points, interval = difference_cells(metrics.paired_difference(best.scores, runner_up.scores), 100, 2)
+        notes.append(
+            f"Less the next of {count(len(best.scores), 'trial')}, trial by trial: {points} points, 95% {interval}."
+        )
+    if len(tried) > SHOWN:
+        notes.append(f"{len(tried) - SHOWN} more points are in points.csv.")
+    lost = sum(each.num_diverged for each in tried)
+    if lost:
+        notes.append(f"{count(lost, 'trial')} diverged, and {'counts' if lost == 1 else 'count'} as an accuracy of 0.")
+    title = f"{config.method} on {config.benchmark} ({config.dataset}), {count(len(tried), 'point')}"
+    return Table(title, ("settings", "accuracy %", "trials", ""), rows, tuple(notes))
+
+
+def points_csv(tried: Sequence[Tried]) -> str:
+    """Every point, in the order in which it was tried."""
+    names = list(tried[0].point)
+    best = {id(best_of([t for t in tried if t.config.method == m])) for m in {t.config.method for t in tried}}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["method", *names, "accuracy", "sem", "trials", "diverged", "state"])
+    for each in tried:
+        accuracy = metrics.estimate(each.scores)
+        state = "best" if id(each) in best else "finished" if each.finished else "given up"
+        cells = [written(each.point[name]) for name in names]
+        sem = "" if accuracy.num_trials < 2 else repr(accuracy.sem)
+        measured = [repr(accuracy.mean), sem, len(each.scores), each.num_diverged]
+        writer.writerow([each.config.method, *cells, *measured, state])
+    return text.getvalue()
+
+
+def to_run(best: Tried, usual: Config) -> Config:
+    """The best settings for a run whose numbers are to be believed: other seeds, and the test samples."""
+    return best.config.replace(examine="test", seed=usual.seed, trials=usual.trials)
