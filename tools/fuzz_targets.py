@@ -269,7 +269,7 @@ def page() -> Target:
 
 
 def checkpoint() -> Target:
-    configs = small_configs("dhp+si")
+    configs = [config.replace(batch_size=4) for config in small_configs("dhp+si")]
     datasets = [few()]
 
     class Enough(Exception):

@@ -124,12 +124,13 @@ def _plan(bases: list[Config], grid: list[str], search: list[str], points: int |
 
 def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> None:
     write_atomically(folder / "points.csv", points_csv(tried))
-    save_drawings([draw_sweep(tried)], folder, ("png",))
-    for base in plan.bases:
-        own = [each for each in tried if each.config.method == base.method]
+    of_method = {base.method: [each for each in tried if each.config.method == base.method] for base in plan.bases}
+    best = {method: best_of(own) for method, own in of_method.items()}
+    save_drawings([draw_sweep(tried, best)], folder, ("png",))
+    for method, own in of_method.items():
         print_table(sweep_table(own), console)
-        path = folder / f"best-{base.method}.toml"
-        write_atomically(path, to_run(best_of(own), preset(base.benchmark, base.method)).to_toml())
+        path = folder / f"best-{method}.toml"
+        write_atomically(path, to_run(best[method], preset(plan.bases[0].benchmark, method)).to_toml())
         _say(console, f"`engram run {shlex.quote(str(path))}` runs the best on the test samples, with other seeds.")
     _say(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engram import metrics
 from engram.config import Config
 from engram.figures.drawing import Cell, Drawing, new_figure
-from engram.figures.style import MEDIUM, WIDTH, colour_of_method, legend_below, percent, tidy
-from engram.tables import Table
+from engram.figures.style import MEDIUM, WIDTH, colour_of_method, legend_below, rule, tidy
+from engram.tables import Table, number
 
 
 class Tried(Protocol):
@@ -23,8 +23,11 @@ class Tried(Protocol):
     def finished(self) -> bool: ...
 
 
-def draw_sweep(tried: Sequence[Tried]) -> Drawing:
-    """Final accuracy of every point against each of its settings; hollow are those that were given up."""
+def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
+    """How far every point is behind the best of its method, against each of its settings.
+
+    Trials differ more than settings do, and not all points had all of them: so the difference is taken trial by trial.
+    """
     names = list(tried[0].point)
     figure = new_figure(WIDTH, 3.2)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -33,12 +36,12 @@ def draw_sweep(tried: Sequence[Tried]) -> Drawing:
     for axes, name in zip(panels, names, strict=True):
         places, labels = _places([each.point[name] for each in tried])
         for each, place in zip(tried, places, strict=True):
-            accuracy = metrics.estimate(each.scores)
+            less = metrics.paired_difference(each.scores, best[each.config.method].scores)
             colour = colour_of_method(each.config.method)
             drawn = axes.errorbar(
                 place,
-                100 * accuracy.mean,
-                yerr=None if accuracy.num_trials < 2 else 100 * accuracy.sem,
+                100 * less.mean,
+                yerr=None if less.num_trials < 2 else 100 * less.sem,
                 fmt="o" if each.config.plastic else "s",
                 ms=4,
                 lw=1,
@@ -51,27 +54,29 @@ def draw_sweep(tried: Sequence[Tried]) -> Drawing:
                 handles.setdefault(each.config.method, drawn)
             if name == names[0]:
                 cells = [str(each.point[n]) for n in names]
-                rows.append((each.config.method, *cells, 100 * accuracy.mean, 100 * accuracy.sem, len(each.scores)))
+                rows.append((each.config.method, *cells, 100 * less.mean, 100 * less.sem, less.num_trials))
         if labels:
             axes.set_xticks(range(len(labels)), labels)
         elif min(places) > 0 and max(places) / min(places) > 20:
             axes.set_xscale("log")
-        tidy(axes, name, "average accuracy, %" if axes is panels[0] else "")
+        rule(axes, y=0)
+        tidy(axes, name, "accuracy less the best's, points" if axes is panels[0] else "")
     config = tried[0].config
     figure.suptitle(f"{config.benchmark} ({config.dataset})", fontsize=MEDIUM)
     legend_below(figure, list(handles.values()))
     numbers = [
-        (each.config.method, *(str(each.point[n]) for n in names), percent(metrics.estimate(each.scores)))
-        for each in tried
+        (*(str(cell) for cell in row[: 1 + len(names)]), *(number(float(cell), 2) for cell in row[1 + len(names) : -1]))
+        for row in rows
     ]
     return Drawing(
         "sweep",
         "What was tried",
-        "Average accuracy after the last task, with one standard error over trials; hollow points were given up early.",
+        "Average accuracy after the last task, less that of the best in the same trials, with one standard error; "
+        "hollow points were given up early.",
         figure,
-        ("method", *names, "accuracy %", "SEM", "trials"),
+        ("method", *names, "less the best", "SEM", "trials"),
         rows,
-        Table("Final average accuracy in %", ("method", *names, "accuracy"), numbers),
+        Table("Final average accuracy less the best's, in points", ("method", *names, "less the best", "SEM"), numbers),
     )
 
 

@@ -47,6 +47,10 @@ class Plan:
             raise InputError(f"{ranges[0]} is a range, in which points are sought: --search, not --grid")
         if self.num_points is not None and self.num_points < 1:
             raise InputError(f"at least one point is sought, not {self.num_points}")
+        for base in self.bases:  # before anything is made
+            for axis in self.axes:
+                for value in axis.values if isinstance(axis, Choice) else axis.ends:
+                    _config(base, {axis.name: value})
 
     @property
     def trials(self) -> int:

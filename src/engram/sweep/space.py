@@ -41,6 +41,10 @@ class Range:
     def whole(self) -> bool:
         return KINDS[self.name].startswith("int")
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
     def __str__(self) -> str:
         return f"{self.name}={self.low:g}..{self.high:g}{':log' if self.log else ''}"
 

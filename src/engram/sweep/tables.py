@@ -21,29 +21,27 @@ def ranking(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def sweep_table(tried: Sequence[Tried]) -> Table:
-    """The points of one method, the best first, and how sure it is that it is the best."""
+    """The points of one method, the best first, and how far behind it the others are."""
     best, *others = ranking(tried)
     config = best.config
     rows = []
     for each in [best, *others][:SHOWN]:
         accuracy = metrics.estimate(each.scores)
         state = "best" if each is best else "" if each.finished else "given up"
-        rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), state))
+        less = difference_cells(metrics.paired_difference(each.scores, best.scores), 100, 2)
+        rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), *less, state))
     where = "on held-out training samples" if config.examine == "validation" else "on the test samples"
     notes = [f"Accuracy: mean over all tasks after the last, {where}; ± one standard error over trials."]
-    runner_up = next((other for other in others if other.finished), None)
-    if runner_up is not None and len(best.scores) > 1:
-        points, interval = difference_cells(metrics.paired_difference(best.scores, runner_up.scores), 100, 2)
-        notes.append(
-            f"Less the next of {count(len(best.scores), 'trial')}, trial by trial: {points} points, 95% {interval}."
-        )
+    notes.append(
+        "Less the best: in points, over the trials that both had; a point that was given up had the first of them."
+    )
     if len(tried) > SHOWN:
         notes.append(f"{len(tried) - SHOWN} more points are in points.csv.")
     lost = sum(each.num_diverged for each in tried)
     if lost:
         notes.append(f"{count(lost, 'trial')} diverged, and {'counts' if lost == 1 else 'count'} as an accuracy of 0.")
     title = f"{config.method} on {config.benchmark} ({config.dataset}), {count(len(tried), 'point')}"
-    return Table(title, ("settings", "accuracy %", "trials", ""), rows, tuple(notes))
+    return Table(title, ("settings", "accuracy %", "trials", "less the best", "95% interval", ""), rows, tuple(notes))
 
 
 def points_csv(tried: Sequence[Tried]) -> str:
