@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from engram import Divergence, Progress, Result, preset
 from engram.cli import main
 from engram.config import PAPER_METHODS, load_config
 from engram.display import RunDisplay
+from engram.engines import InProcess
 from engram.presets import STEADY
 from engram.reproduction import plan as planning
 from engram.sheets import read_sheet
@@ -819,6 +820,38 @@ def test_a_reproduction_runs_nothing_twice_and_mixes_nothing(
     whole = [argument for argument in TABLE if argument != "--quick"]
     assert "there is a quick reproduction in this folder already" in engram.refusal(*whole, "--out", out)
     assert pageless == [out] * 3
+
+
+class Threads(InProcess):
+    """An engine that has room for several units, as a cluster does."""
+
+    at_once = 3
+
+
+def test_parts_that_run_at_the_same_time_leave_the_same_sheets(
+    engram: Engram, tmp_path: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = (
+        *REPRODUCE,
+        "--benchmark",
+        "split-mnist",
+        "--part",
+        "table",
+        "--part",
+        "sensitivity",
+        "--part",
+        "strengths",
+    )
+    assert engram(*parts, "--out", tmp_path / "one").code == 0
+    monkeypatch.setattr("engram.cli_reproduce.start_engine", lambda name, address: nullcontext(Threads()))
+    outcome = engram(*parts, "--out", tmp_path / "other")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert len(outcome.out.splitlines()) == 4
+    for name in ("table", "sensitivity", "strengths"):
+        one, other = (read_sheet(tmp_path / folder / "split-mnist" / f"{name}.json") for folder in ("one", "other"))
+        assert list(one.entries) == list(other.entries)
+        for label, result in one.entries.items():
+            assert np.array_equal(result.accuracy, other.entries[label].accuracy, equal_nan=True)
 
 
 def test_a_quick_reproduction_has_a_folder_of_its_own(engram: Engram, tiny: None, pageless: list[Path]) -> None:
