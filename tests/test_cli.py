@@ -831,17 +831,7 @@ class Threads(InProcess):
 def test_parts_that_run_at_the_same_time_leave_the_same_sheets(
     engram: Engram, tmp_path: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = (
-        *REPRODUCE,
-        "--benchmark",
-        "split-mnist",
-        "--part",
-        "table",
-        "--part",
-        "sensitivity",
-        "--part",
-        "strengths",
-    )
+    parts = (*TABLE, "--part", "sensitivity", "--part", "strengths")
     assert engram(*parts, "--out", tmp_path / "one").code == 0
     monkeypatch.setattr("engram.cli_reproduce.start_engine", lambda name, address: nullcontext(Threads()))
     outcome = engram(*parts, "--out", tmp_path / "other")

@@ -14,7 +14,7 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engram import cli_bench, cli_reproduce, runs
+from engram import cli_bench, cli_reproduce, cli_sweep, runs
 from engram.cli import app, main
 from engram.data import download
 
@@ -105,6 +105,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(runs, "run_on", reached)
         patch.setattr(cli_reproduce, "run_part", reached)
+        patch.setattr(cli_sweep, "run_sweep", reached)
         patch.setattr(cli_bench, "run_bench", reached)
         patch.setattr(pooch, "retrieve", offline)
         patch.setattr(download.time, "sleep", lambda seconds: None)
@@ -136,7 +137,7 @@ def test_whatever_is_typed_ends_in_a_sentence(name: str, data: st.DataObject) ->
 
 def test_every_command_is_typed() -> None:
     assert set(COMMANDS) == {
-        *("run", "reproduce", "bench", "table", "figures", "report"),
+        *("run", "sweep", "reproduce", "bench", "table", "figures", "report"),
         *("data list", "data fetch", "data check"),
         *("runs list", "runs show", "runs compare", "runs export"),
     }

@@ -173,16 +173,19 @@ def torment(work: Work, folder: Path, kills: int, seconds: float, chance: random
                 process.communicate()
                 done += 1
                 wrong += check(work, own, before)
+            else:
+                wrong += [f"{work.name} ended with {process.returncode}"] if process.returncode else []
+            if work.finished(own):  # in its last moment, or before it could be killed
+                wrong += ended(work, own, wanted)
+                life += 1
+                own = folder / f"life-{life}"
+            if process.returncode < 0:
                 break
-            wrong += ended(work, own, process, wanted)  # before it could be killed
-            life += 1
-            own = folder / f"life-{life}"
     process = start(work.go_on(own) if own.exists() else work.begin(own))
     _, said = process.communicate()
     if process.returncode != 0:
         wrong.append(f"{work.name} did not go on: {said.decode().strip()}")
-    wrong += ended(work, own, process, wanted)
-    return done, wrong
+    return done, wrong + ended(work, own, wanted)
 
 
 def check(work: Work, folder: Path, before: dict[str, str]) -> list[str]:
@@ -198,9 +201,8 @@ def check(work: Work, folder: Path, before: dict[str, str]) -> list[str]:
     ]
 
 
-def ended(work: Work, folder: Path, process: subprocess.Popen[bytes], wanted: dict[str, str]) -> list[str]:
-    if process.returncode != 0 or not work.finished(folder):
-        return [f"{work.name} ended with {process.returncode}"]
+def ended(work: Work, folder: Path, wanted: dict[str, str]) -> list[str]:
+    """What is not as the work in peace left it."""
     found = work.left(folder)
     wrong = [
         f"{work.name}: {name} differs from that of the work in peace"

@@ -152,6 +152,7 @@ def read_unfinished(folder: Path) -> tuple[dict[str, Any], list[Config]]:
     description = read_json(path)
     check_format(description, path)
     if "finished" in description:
+        CheckpointFolder(folder).remove()  # of a process that was killed in its last moment
         raise InputError(f"the run in {folder} is finished; `engram table {folder}` shows it")
     methods = description.get("methods")
     if not are_methods(methods):

@@ -20,7 +20,7 @@ from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting
 from engram.parts import Load, Part, run_part
 from engram.reading import read_json
-from engram.replacing import write_atomically
+from engram.replacing import sweep, write_atomically
 from engram.results import Result
 from engram.runfolder import opened
 from engram.sheets import SWEEP
@@ -122,6 +122,7 @@ def run_sweep(
     setting = Setting() if setting is None else setting
     folder.mkdir(parents=True, exist_ok=True)
     with opened(folder) as held:
+        sweep(folder)
         _claim(folder, plan, command)
         held.log(command)
         return _Sweep(plan, folder, load, command, setting, report, held.log).run()
