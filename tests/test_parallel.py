@@ -1,0 +1,147 @@
+"""Data parallel training is the same function: two ranks with a share of each batch equal one process with the whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parallel_ranks import CASES, HEADS, NUM_RANKS, NUM_SAMPLES, Case, learn, own_rows
+from torch import Tensor, nn
+
+from engram.ranks import ranks_of, ranks_of_call
+from engram.wrapping import bare
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="needs torch.distributed"
+)
+
+SCRIPT = Path(__file__).parent / "parallel_ranks.py"
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks found, each in its process; one that waits in vain ends, and is an error."""
+    folder = tmp_path_factory.mktemp("ranks")
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    try:
+        said = [process.communicate(timeout=180)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    return [torch.load(folder / f"rank {rank}.pt") for rank in range(NUM_RANKS)]
+
+
+def tensors_of(seen: dict[str, Any], kinds: tuple[str, ...] = ("model ", "penalty ")) -> dict[str, Tensor]:
+    return {name: value for name, value in seen.items() if name.startswith(kinds)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, Any]]) -> None:
+    case = CASES[name]
+    whole = learn(case, None)
+    assert not torch.equal(whole["logits 0 3 None"], whole["logits 1 3 None"])
+    for rank, seen in enumerate(found[name] for found in ranks):
+        torch.testing.assert_close(tensors_of(seen), tensors_of(whole), **CLOSE)
+        for task in range(2):
+            for i in range(4):
+                rows = whole[f"logits {task} {i} None"][own_rows(case, i, rank)]
+                torch.testing.assert_close(seen[f"logits {task} {i} {rank}"], rows, **CLOSE)
+            if rank == 0:
+                torch.testing.assert_close(seen[f"evaluated {task}"], whole[f"evaluated {task}"], **CLOSE)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_agree_bit_for_bit(name: str, ranks: list[dict[str, Any]]) -> None:
+    first, second = (tensors_of(found[name]) for found in ranks)
+    assert first.keys() == second.keys()
+    assert [key for key in first if not torch.equal(first[key], second[key])] == []
+
+
+def test_the_cases_are_what_they_are_called() -> None:
+    assert {case.head for case in CASES.values()} == set(HEADS)
+    etas = learn(CASES["head at the edge"], None)["etas"]
+    assert max(etas) > 1  # before it is projected back
+    assert own_rows(CASES["uneven"], 1, 1) == slice(NUM_SAMPLES, None)  # no samples at all
+    assert learn(CASES["clipped"], None)["model head.weight"].ne(learn(Case(penalty="SI"), None)["model head.weight"]).any()
+
+
+# --- these comparisons can fail ------------------------------------------------------------------------------------
+
+
+def test_traces_of_one_rank_alone_would_be_others(ranks: list[dict[str, Any]]) -> None:
+    whole = learn(Case(), None)
+    for found in ranks:
+        assert not torch.allclose(found["traces of one rank"]["model head.hebb"], whole["model head.hebb"], rtol=1e-3)
+        weight = "model features.0.weight"
+        assert not torch.allclose(found["traces of one rank"][weight], whole[weight], rtol=1e-6)
+
+
+def test_importances_of_one_rank_alone_would_be_others(ranks: list[dict[str, Any]]) -> None:
+    first, second = (found["importances of one rank"]["model head.weight"] for found in ranks)
+    assert not torch.allclose(first, second, rtol=1e-6)  # and the weights would go apart
+
+
+# --- what is refused, and what is left alone -----------------------------------------------------------------------
+
+
+def test_a_call_past_the_wrapper_is_told(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "called past the DistributedDataParallel around it" in found["past the wrapper"]
+
+
+def test_a_rate_that_learns_nothing_is_told(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "learn_eta=False" in found["eta without gradient"]
+
+
+def test_averaging_is_no_clipping_but_clipping_is(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "after_backward" in found["clipping not told"]
+
+
+def test_no_samples_on_any_rank_are_refused_on_all(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "batches is empty" in found["no samples"]
+
+
+def test_a_model_of_ones_own_is_nobody_elses(ranks: list[dict[str, Any]]) -> None:
+    whole = learn(Case(penalty="OnlineEWC"), None)
+    torch.testing.assert_close(tensors_of(ranks[1]["alone"]), tensors_of(whole), rtol=0, atol=0)
+
+
+def test_drawn_labels_give_the_same_importances_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    first, second = (tensors_of(found["sampled"]) for found in ranks)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    importance = first["penalty terms.1.importance.head.weight"]
+    assert importance.gt(0).all()
+    assert not torch.allclose(importance, ranks[0]["exact EWC, loss, literal"]["penalty terms.1.importance.head.weight"])
+
+
+def test_files_and_folding_see_the_model_itself(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        slow = ["features.0.weight", "features.0.bias", "features.2.weight", "features.2.bias", "head.weight"]
+        assert found["wrapped"] == {"folded": slow, "names": slow}
+
+
+def test_one_process_has_no_ranks() -> None:
+    model = nn.Linear(2, 2)
+    assert ranks_of(model) is None
+    assert ranks_of_call(model) is None
+    assert bare(model) is model
+    assert bare(torch.compile(model)) is model
