@@ -16,7 +16,8 @@ from engram.errors import InputError
 
 Ranks = Any  # a ProcessGroup of at least two; a PyTorch without torch.distributed has no such name
 
-_alone: WeakSet[nn.Module] = WeakSet()  # modules around which there was no DistributedDataParallel
+_wrappers: WeakSet[DistributedDataParallel] = WeakSet()  # those that were found so far
+_alone: WeakSet[nn.Module] = WeakSet()  # modules around which there was none
 
 
 def several_processes() -> bool:
@@ -47,15 +48,20 @@ def ranks_of_call(module: nn.Module) -> Ranks | None:
 def ranks_of(model: nn.Module) -> Ranks | None:
     """The ranks that train a model together: those of the DistributedDataParallel around it, or around a larger one.
 
-    A model does not know what is around it, so all that there is in memory is looked at, for some milliseconds.
+    A model does not know what is around it, so all that there is in memory is looked at, once, for a tenth of a second.
     """
     if not several_processes():
         return None
-    for found in gc.get_objects():
-        # by its type: some objects answer isinstance() with work
-        if issubclass(type(found), DistributedDataParallel) and any(part is model for part in found.modules()):
-            return _if_several(found.process_group)
-    return None
+    wrapper = _around(model)
+    if wrapper is None:
+        # by the type: some objects answer isinstance() with work
+        _wrappers.update(found for found in gc.get_objects() if issubclass(type(found), DistributedDataParallel))
+        wrapper = _around(model)
+    return None if wrapper is None else _if_several(wrapper.process_group)
+
+
+def _around(model: nn.Module) -> DistributedDataParallel | None:
+    return next((wrapper for wrapper in _wrappers if any(part is model for part in wrapper.modules())), None)
 
 
 def _if_several(group: Any) -> Ranks | None:
