@@ -1,12 +1,12 @@
 """Training of small models on one process with the whole of each batch, or on one of two ranks that share it.
 
-Run as a script it is a rank: python parallel_ranks.py RANK FOLDER. It goes through all cases and leaves its results there.
+Run as a script, python parallel_ranks.py RANK FOLDER, it is a rank that goes through all cases and leaves what it found.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -78,18 +78,17 @@ CASES = {
     **{f"head {head}": Case(head) for head in HEADS},
     **{
         f"{penalty}, {step}, {head}": Case(head, penalty, step)
-        for penalty in PENALTIES
+        for penalty in ("EWC", "OnlineEWC", "SI", "MAS")
         for step in ("loss", "proximal")
         for head in ("plain", "literal")
-        if penalty != "none"
     },
     **{
         f"in force {penalty}, {step}": Case("steady", penalty, step, {"protect": "in-force"})
         for penalty, step in (("OnlineEWC", "proximal"), ("EWC", "loss"), ("SI", "loss"))
     },
+    "exact EWC": Case(penalty="exact EWC"),
     "alpha protected": Case(penalty="OnlineEWC", options={"regularize_alpha": True}),
     "clipped": Case(penalty="SI", clip=True),
-    "clipped, proximal": Case(penalty="SI", step="proximal", clip=True),
     "accumulated": Case(penalty="SI", parts=2),
     "classes of one rank": Case(penalty="OnlineEWC", share="classes"),
     "uneven": Case(penalty="MAS", share="uneven", step="proximal"),
@@ -100,7 +99,7 @@ CASES = {
     "small buckets": Case(penalty="SI", wrapper={"bucket_cap_mb": 1e-4}),
     "unused parameters": Case(penalty="SI", wrapper={"find_unused_parameters": True}),
     "static graph": Case(penalty="SI", wrapper={"static_graph": True}),
-    "EWC of the module": Case(penalty="EWC", step="proximal", of="module"),
+    "EWC of the module": Case("plain", "EWC", "proximal", of="module"),
     "SI of the module": Case(penalty="SI", of="module"),
     "compiled within": Case(penalty="SI", compiled="within"),
     "compiled around": Case(penalty="OnlineEWC", compiled="around"),
@@ -222,9 +221,18 @@ def refusal(call: Callable[[], Any]) -> str:
 
 
 def past_the_wrapper() -> None:
-    model, call, _ = build(Case(), 0)
-    inputs, targets = batches(0, "halves")[0]
-    call.module(inputs, targets)
+    _, call, _ = build(Case(), 0)
+    call.module(*batches(0, "halves")[0])
+
+
+def past_the_wrapper_later() -> None:
+    """By a model that was trained alone before."""
+    model = Classifier("literal").double()
+    batch = batches(0, "halves")[0]
+    model(*batch)
+    call = DistributedDataParallel(model)
+    call(*batch)
+    model(*batch)
 
 
 def eta_without_gradient() -> None:
@@ -254,22 +262,30 @@ def names_of_wrapped(folder: Path, rank: int) -> dict[str, Any]:
     return {"folded": [name for name, _ in engram.fold(call).named_parameters()], "names": list(penalty.parameters)}
 
 
+def example() -> list[list[float]]:
+    """The accuracies of the script for torchrun."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+    digits, loop = (importlib.import_module(name) for name in ("digits", "loop_torchrun"))
+    return digits.learn_digits(loop.learn, loop.optimizer, loop.STRENGTH, quick=True, quiet=True)
+
+
 def everything(rank: int, folder: Path) -> dict[str, Any]:
     done: dict[str, Any] = {name: learn(case, rank) for name, case in CASES.items()}
     with without(engram.nn.dhp, "ranks_of_call"):
         done["traces of one rank"] = learn(Case(), rank)
     with without(engram.penalties.importance, "ranks_of"):
         done["importances of one rank"] = learn(Case("plain", "MAS", "proximal"), rank)
-    gc.collect()
     done["sampled"] = learn(Case(penalty="EWC", options={"labels": "sampled"}), rank)
     done["past the wrapper"] = refusal(past_the_wrapper)
+    done["past the wrapper later"] = refusal(past_the_wrapper_later)
     done["eta without gradient"] = refusal(eta_without_gradient)
     done["clipping not told"] = refusal(lambda: clipping_not_told(rank))
     empty = build(Case(penalty="MAS"), rank)
     done["no samples"] = refusal(lambda: empty[2].consolidate([]))
+    done["example"] = example()
     done["wrapped"] = names_of_wrapped(folder, rank)
     if rank == 1:  # a model of its own, of which the other rank knows nothing
-        done["alone"] = learn(Case(penalty="OnlineEWC"), None)
+        done["alone"] = learn(Case(penalty="OnlineEWC", compiled="within"), None)
     return done
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from engram.errors import InputError
+from engram.wrapping import note, parallel_around
 
 Ranks = Any  # a ProcessGroup of at least two; a PyTorch without torch.distributed has no such name
 
-_wrappers: WeakSet[DistributedDataParallel] = WeakSet()  # those that were found so far
-_alone: WeakSet[nn.Module] = WeakSet()  # modules around which there was none
+_alone: WeakSet[nn.Module] = WeakSet()  # modules around which there was no DistributedDataParallel
 
 
 def several_processes() -> bool:
@@ -34,34 +33,31 @@ def ranks_of_call(module: nn.Module) -> Ranks | None:
         return None
     wrapper = DistributedDataParallel._active_ddp_module  # what torch.compile asks, too
     if wrapper is not None:
+        if not torch.compiler.is_compiling():
+            note(wrapper)
+            _alone.discard(module)
         return _if_several(wrapper.process_group)
-    if module not in _alone:
-        if ranks_of(module) is not None:
-            raise InputError(
-                f"this {type(module).__name__} is called past the DistributedDataParallel around it, so that its "
-                "trace would be of this rank's samples alone: call what DistributedDataParallel(model) returned"
-            )
-        _alone.add(module)  # the search takes longer than a step
+    if _is_shared(module):
+        raise InputError(
+            f"this {type(module).__name__} is called past the DistributedDataParallel around it, so that its "
+            "trace would be of this rank's samples alone: call what DistributedDataParallel(model) returned"
+        )
     return None
 
 
-def ranks_of(model: nn.Module) -> Ranks | None:
-    """The ranks that train a model together: those of the DistributedDataParallel around it, or around a larger one.
+@torch.compiler.assume_constant_result  # a compiler asks once, and does not look into it
+def _is_shared(module: nn.Module) -> bool:
+    if module not in _alone and ranks_of(module) is None:
+        _alone.add(module)  # the search takes longer than a step
+    return module not in _alone
 
-    A model does not know what is around it, so all that there is in memory is looked at, once, for a tenth of a second.
-    """
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """The ranks that train a model together: those of the DistributedDataParallel around it."""
     if not several_processes():
         return None
-    wrapper = _around(model)
-    if wrapper is None:
-        # by the type: some objects answer isinstance() with work
-        _wrappers.update(found for found in gc.get_objects() if issubclass(type(found), DistributedDataParallel))
-        wrapper = _around(model)
+    wrapper = parallel_around(model)
     return None if wrapper is None else _if_several(wrapper.process_group)
-
-
-def _around(model: nn.Module) -> DistributedDataParallel | None:
-    return next((wrapper for wrapper in _wrappers if any(part is model for part in wrapper.modules())), None)
 
 
 def _if_several(group: Any) -> Ranks | None:
@@ -105,7 +101,7 @@ class SumOverRanks(torch.autograd.Function):
 def after_averaging(call: Callable[[], None]) -> None:
     """From within a backward pass: call something when it is over, gradients averaged over the ranks included.
 
-    DistributedDataParallel queues the end of its averaging while the pass runs, so this goes to the queue's end from there.
+    DistributedDataParallel queues the end of its averaging while the pass runs: from within the queue, this comes later.
     """
     queue = torch.autograd.Variable._execution_engine.queue_callback
     queue(lambda: queue(call))
