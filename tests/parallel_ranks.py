@@ -1,6 +1,6 @@
 """Training of small models on one process with the whole of each batch, or on one of two ranks that share it.
 
-Run as a script, python parallel_ranks.py RANK FOLDER, it is a rank that goes through all cases and leaves what it found.
+Run as a script, python parallel_ranks.py RANK FOLDER, it is a rank that goes through all cases and keeps what it found.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Case:
     parts: int = 1  # batches to a step
     wrapper: dict[str, Any] = field(default_factory=dict)  # options of DistributedDataParallel
     of: str = "wrapper"  # whether the penalty is made of it, or of the "module" before it is wrapped
+    grows: bool = False  # whether the head takes up more classes between the tasks
     compiled: str = ""  # what is compiled: the model "within" the wrapper, or all "around" it
 
 
@@ -101,6 +102,8 @@ CASES = {
     "static graph": Case(penalty="SI", wrapper={"static_graph": True}),
     "EWC of the module": Case("plain", "EWC", "proximal", of="module"),
     "SI of the module": Case(penalty="SI", of="module"),
+    "grown, SI": Case(penalty="SI", grows=True),
+    "grown, EWC": Case(penalty="EWC", step="proximal", grows=True),
     "compiled within": Case(penalty="SI", compiled="within"),
     "compiled around": Case(penalty="OnlineEWC", compiled="around"),
 }
@@ -140,7 +143,7 @@ def task_loss(case: Case, logits: Tensor, targets: Tensor, rank: int | None) -> 
 
 
 def build(case: Case, rank: int | None) -> tuple[Classifier, nn.Module, engram.Penalty]:
-    torch.manual_seed(0)
+    torch.manual_seed(rank or 0)  # DistributedDataParallel gives all ranks the weights of the first
     model = Classifier(case.head).double()
     call: nn.Module = model
     if case.compiled == "within":
@@ -153,10 +156,20 @@ def build(case: Case, rank: int | None) -> tuple[Classifier, nn.Module, engram.P
     return model, call, penalty or PENALTIES[case.penalty](call, **case.options)
 
 
+def descent(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+
+
+def grown(model: Classifier, case: Case, rank: int | None) -> nn.Module:
+    torch.manual_seed(rank or 0)
+    model.head.grow(NUM_CLASSES + 2)
+    return model if rank is None else DistributedDataParallel(model, **case.wrapper)
+
+
 def learn(case: Case, rank: int | None) -> dict[str, Any]:
     """What there is after two tasks, and what was seen on the way."""
     model, call, penalty = build(case, rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
+    optimizer = descent(model)
     seen: dict[str, Any] = {"etas": []}
     for task in range(NUM_TASKS):
         call.train()
@@ -185,6 +198,10 @@ def learn(case: Case, rank: int | None) -> dict[str, Any]:
             if hasattr(model.head, "eta"):
                 seen["etas"].append(model.head.eta.item())
         consolidate(penalty, case, task, rank)
+        if case.grows and task == 0:
+            call = grown(model, case, rank)
+            penalty.grow()
+            optimizer = descent(model)
         if rank in (None, 0):  # nothing is communicated: the other rank is on its way
             seen[f"evaluated {task}"] = model.eval()(batches(9, case.share)[0][0]).detach()
     seen |= {f"model {name}": tensor.clone() for name, tensor in model.state_dict().items()}

@@ -56,7 +56,6 @@ def tensors_of(seen: dict[str, Any], kinds: tuple[str, ...] = ("model ", "penalt
 def test_two_ranks_equal_one_process(name: str, ranks: list[dict[str, Any]]) -> None:
     case = CASES[name]
     whole = learn(replace(case, compiled=""), None)
-    assert not torch.equal(whole["logits 0 3 None"], whole["logits 1 3 None"])
     for rank, seen in enumerate(found[name] for found in ranks):
         torch.testing.assert_close(tensors_of(seen), tensors_of(whole), **CLOSE)
         for task in range(2):

@@ -75,6 +75,12 @@ def add_over_ranks(tensors: Iterable[Tensor], ranks: Ranks) -> None:
         dist.all_reduce(tensor, group=ranks)
 
 
+def take_from_first_rank(tensors: Iterable[Tensor], ranks: Ranks) -> None:
+    """Each tensor becomes what it is on the first rank, in place."""
+    for tensor in tensors:
+        dist.broadcast(tensor, dist.get_global_rank(ranks, 0), group=ranks)
+
+
 class SumOverRanks(torch.autograd.Function):
     """Sums (C, m) and counts (C, 1), each over all ranks, by one message of C (m + 1) numbers.
 
@@ -101,7 +107,7 @@ class SumOverRanks(torch.autograd.Function):
 def after_averaging(call: Callable[[], None]) -> None:
     """From within a backward pass: call something when it is over, gradients averaged over the ranks included.
 
-    DistributedDataParallel queues the end of its averaging while the pass runs: from within the queue, this comes later.
+    DistributedDataParallel queues the end of its averaging while the pass runs; what the queue itself queues is later.
     """
     queue = torch.autograd.Variable._execution_engine.queue_callback
     queue(lambda: queue(call))
