@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,29 +24,50 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = Path(__file__).parent / "parallel_ranks.py"
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+SECONDS = 240  # after which ranks that wait for each other are an error
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks found, each in its process; one that waits in vain ends, and is an error."""
-    folder = tmp_path_factory.mktemp("ranks")
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(NUM_RANKS)
-    ]
+    """What two ranks found, each in its process; started once, also where several workers run the tests."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ranks"
     try:
-        said = [process.communicate(timeout=180)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+        folder.mkdir()
+    except FileExistsError:
+        wait_for(folder / "ended")
+    else:
+        start_ranks(folder)
+    assert not (said := (folder / "ended").read_text()), said
     return [torch.load(folder / f"rank {rank}.pt") for rank in range(NUM_RANKS)]
+
+
+def start_ranks(folder: Path) -> None:
+    """Leaves a file that is empty when all went well."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    commands = [[sys.executable, str(SCRIPT), str(rank), str(folder)] for rank in range(NUM_RANKS)]
+    outputs = [folder / f"rank {rank}.txt" for rank in range(NUM_RANKS)]
+    processes = []
+    for command, path in zip(commands, outputs, strict=True):
+        with path.open("w") as output:
+            processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
+    try:
+        codes = [process.wait(timeout=SECONDS) for process in processes]
+    except subprocess.TimeoutExpired:
+        codes = [1]
+    finally:
+        for process in processes:
+            process.kill()
+    said = "\n".join(path.read_text() for path in outputs) if any(codes) else ""
+    (folder / "ended.part").write_text(said)
+    (folder / "ended.part").replace(folder / "ended")
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + SECONDS + 10
+    while not path.exists():
+        assert time.monotonic() < until, "the ranks did not end"
+        time.sleep(0.2)
 
 
 def tensors_of(seen: dict[str, Any], kinds: tuple[str, ...] = ("model ", "penalty ")) -> dict[str, Tensor]:
