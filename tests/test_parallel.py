@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = Path(__file__).parent / "parallel_ranks.py"
-CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 SECONDS = 240  # after which ranks that wait for each other are an error
 
 
