@@ -54,6 +54,7 @@ def learn_digits(
     strength: float,
     quick: bool = False,
     epochs: int = 3,
+    quiet: bool = False,
 ) -> list[list[float]]:
     """Learn one task after another; returns the accuracy on each task so far, after each of them."""
     torch.manual_seed(1)
@@ -63,7 +64,7 @@ def learn_digits(
     loaders = permuted_digits(quick)
     steps = [(n, epoch) for n in range(len(loaders)) for epoch in range(1 if quick else epochs)]
     rows = []
-    for n, epoch in track(steps, "learning", console=Console(stderr=True), transient=True):
+    for n, epoch in track(steps, "learning", console=Console(stderr=True, quiet=quiet), transient=True):
         learn(model.train(), penalty, made, loaders[n][0])
         if (n, epoch + 1) not in steps:  # the task is learned
             penalty.consolidate()
@@ -78,14 +79,20 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
     return float(torch.cat(right).float().mean())
 
 
-def show(title: str, learn: Learn, optimizer: Callable[[nn.Module], torch.optim.Optimizer], strength: float) -> None:
-    """The command line of a script: learn with consolidation and without, and print both."""
+def show(
+    title: str,
+    learn: Learn,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    strength: float,
+    quiet: bool = False,
+) -> None:
+    """The command line of a script: learn with consolidation and without, and print both, unless another does."""
 
     def command(quick: bool = typer.Option(False, help="Few digits, one epoch.")) -> None:
         table = Table("accuracy in %", "task 1", "task 2", "task 3", title=title)
         for name, held in (("with SI", strength), ("without", 1e-12)):
-            last = learn_digits(learn, optimizer, held, quick)[-1]
+            last = learn_digits(learn, optimizer, held, quick, quiet=quiet)[-1]
             table.add_row(name, *(f"{100 * value:.1f}" for value in last))
-        Console().print(table)
+        Console(quiet=quiet).print(table)
 
     typer.run(command)

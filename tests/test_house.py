@@ -23,6 +23,8 @@ FLOORS = [
         "replacing",
         "holding",
         "interruption",
+        "ranks",
+        "wrapping",
     },
     {"config", "presets", "data", "nn", "penalties"},
     {"evaluate", "learner", "results", "integrations"},
@@ -44,6 +46,8 @@ SAME_FLOOR = {
     ("reading", "errors"),
     ("holding", "errors"),
     ("interruption", "errors"),
+    ("ranks", "errors"),
+    ("ranks", "wrapping"),
 }
 
 

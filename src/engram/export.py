@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from engram.errors import InputError
 from engram.nn.heads import PlainSoftmax
 from engram.tensorfile import write_whole
+from engram.wrapping import bare
 
 Inputs = Tensor | Sequence[Tensor]
 Made = TypeVar("Made")
@@ -34,7 +35,7 @@ def fold(model: nn.Module) -> nn.Module:
     folded: dict[int, nn.Module] = {}  # one that is registered twice stays one
 
     def plain(module: nn.Module) -> nn.Module:
-        module = getattr(module, "_orig_mod", module)  # compiled: what it was before
+        module = bare(module)
         if id(module) not in folded:
             folded[id(module)] = _as_layer(module)
             if folded[id(module)] is module:
@@ -47,7 +48,7 @@ def fold(model: nn.Module) -> nn.Module:
 
 def _copy_of(model: nn.Module) -> nn.Module:
     """A copy of a model, of a compiled one as it was before, or one sentence on why there can be none."""
-    model = getattr(model, "_orig_mod", model)
+    model = bare(model)
     try:
         return copy.deepcopy(model)
     except Exception as reason:

@@ -16,6 +16,7 @@ from engram.errors import SHOWN, InputError, in_brief, plain, said
 from engram.penalties import Penalty
 from engram.tensorfile import bytes_of, read_tensors, write_tensors
 from engram.version import __version__
+from engram.wrapping import bare
 
 KIND, FORMAT = "model", 1
 
@@ -91,7 +92,7 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """The live tensors of a model by name; those of a compiled one by the names that they had before."""
-    state = getattr(model, "_orig_mod", model).state_dict(keep_vars=True)
+    state = bare(model).state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise InputError(
@@ -103,7 +104,7 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
     """What the modules say in `plastic_settings`, by their paths, as JSON gives it back."""
     found = {}
-    for name, module in getattr(model, "_orig_mod", model).named_modules():
+    for name, module in bare(model).named_modules():
         settings = getattr(module, "plastic_settings", None)
         if settings is not None:
             try:
@@ -117,7 +118,7 @@ def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def _load_state(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """As PyTorch loads, with the hooks of the modules; and seen to be what the file holds."""
-    model = getattr(model, "_orig_mod", model)
+    model = bare(model)
     try:
         model.load_state_dict(state)
     except Exception as reason:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engram.errors import InputError, NotFiniteError, check_choice
 from engram.mapping import mapped
 from engram.nn.growth import grow_rows
+from engram.ranks import Ranks, SumOverRanks, ranks_of_call
 from engram.targets import check_targets
 
 SMALLEST_TRACE = 1e-12  # root mean square below which a trace counts as none
@@ -24,10 +25,27 @@ def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[
     So h̃ = shareᵀ h is the mean activation of every class at once (Algorithm 1, lines 3 to 6). Returns the shares
     (…, B, C), and which classes are present (…, C, 1) as ones and zeros.
     """
-    numbers = _class_numbers(num_classes, target.device)
-    member = torch.eq(target.unsqueeze(-1), numbers).to(dtype)  # (…, B, C)
+    member = _membership(target, num_classes, dtype)  # (…, B, C)
     count = member.sum(dim=-2, keepdim=True)  # (…, 1, C)
     return member.div_(count.clamp(min=1)), count.clamp(max=1).mT
+
+
+def class_means(hidden: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """h̃ (C, m), 0 for absent classes, and which are present (C, 1), of one batch."""
+    share, present = class_shares(target, num_classes, hidden.dtype)
+    return share.mT @ hidden, present
+
+
+def class_means_over_ranks(hidden: Tensor, target: Tensor, num_classes: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The same, of the batch that all ranks have together:  h̃_c = Σ_ranks Σ_{y = c} h / Σ_ranks #{y = c}."""
+    member = _membership(target, num_classes, hidden.dtype)  # (B, C)
+    sums, counts = SumOverRanks.apply(member.mT @ hidden, member.sum(dim=0).unsqueeze(-1), ranks)
+    return sums / counts.clamp(min=1), counts.clamp(max=1)
+
+
+def _membership(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """1 where a sample is of a class, else 0."""
+    return torch.eq(target.unsqueeze(-1), _class_numbers(num_classes, target.device)).to(dtype)
 
 
 def _class_numbers(num_classes: int, device: torch.device) -> Tensor:
@@ -116,6 +134,9 @@ class DHPSoftmax(nn.Module):
     In training a call first writes the trace from the batch, then reads it, so that the loss is
     differentiable in θ, α, η and, by two paths, in h. The trace before the batch is a constant. In
     evaluation the trace is only read.
+
+    Within DistributedDataParallel a batch is that of all ranks together: the trace is the same on each of them, and so
+    is every gradient, as if one process had seen the whole.
 
     η stays where Eq. 3 is a weighted mean, in [0, 1]: before each training batch it is projected back onto that
     interval, should the optimizer have stepped over its edge (until then `.eta` shows where it stepped).
@@ -235,10 +256,12 @@ class DHPSoftmax(nn.Module):
         weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
             eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
-        if self.literal and not torch.compiler.is_compiling():  # a compiler finds the derivatives itself
+        ranks = ranks_of_call(self)
+        # written down are the derivatives of one rank's batch; a compiler finds them itself
+        if self.literal and ranks is None and not torch.compiler.is_compiling():
             logits, written = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
         else:
-            written = self._written(hidden if self.trace_gradient else hidden.detach(), target)
+            written = self._written(hidden if self.trace_gradient else hidden.detach(), target, ranks)
             logits = F.linear(hidden, plastic_weight(weight, alpha, self.read(written)))
         with torch.no_grad():
             hebb.copy_(written)
@@ -255,10 +278,13 @@ class DHPSoftmax(nn.Module):
         """Whether the trace is written, read and differentiated as the paper says."""
         return self.trace_gradient and self.trace_scale is None and not self.trace_centred
 
-    def _written(self, hidden: Tensor, target: Tensor) -> Tensor:
+    def _written(self, hidden: Tensor, target: Tensor, ranks: Ranks | None) -> Tensor:
         """Eq. 3, with the choices that this layer offers."""
-        share, present = class_shares(target, self.out_features, hidden.dtype)
-        mean = share.mT @ hidden  # h̃ (C, m), 0 for absent classes
+        if ranks is None:
+            mean, present = class_means(hidden, target, self.out_features)
+        else:
+            self._check_gradients()
+            mean, present = class_means_over_ranks(hidden, target, self.out_features, ranks)
         if self.trace_centred:
             mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True).clamp(min=1)
         eta = self.eta if self.trace_gradient else self.eta.detach()
@@ -333,6 +359,13 @@ class DHPSoftmax(nn.Module):
         if self.check_values and hidden.device.type == "cpu" and not torch.compiler.is_compiling():
             self._check_values(hidden, target)
         return target
+
+    def _check_gradients(self) -> None:
+        if self.eta.requires_grad and not self.trace_gradient:
+            raise InputError(
+                "without trace_gradient η learns nothing, and DistributedDataParallel would wait for its gradient: "
+                "make DHPSoftmax(..., learn_eta=False)"
+            )
 
     def _check_values(self, hidden: Tensor, target: Tensor) -> None:
         if len(target):

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from engram.errors import InputError, NotFiniteError, check_choice
 from engram.penalties.growth import check_grown, with_rows
+from engram.wrapping import bare
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Penalty(ABC):
 
     Args:
         model: any module, already on its device. Its trainable slow weights are protected; parameters that a
-            module lists in `plastic_parameters` (the DHP Softmax's α and η) are left free.
+            module lists in `plastic_parameters` (the DHP Softmax's α and η) are left free. What torch.compile or
+            DistributedDataParallel returned will do as well.
         strength: λ of Eq. 4.
         regularize_alpha: protect the plasticity coefficients α too (the paper does not).
         protect: "slow" protects θ (Eq. 4). "in-force" protects the weight that the network computes with, θ + α Hebb:
@@ -61,7 +63,7 @@ class Penalty(ABC):
     def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False, protect: str = "slow"):
         if not (math.isfinite(strength) and strength > 0):
             raise InputError(f"a penalty's strength must be a positive number, not {strength}")
-        model = getattr(model, "_orig_mod", model)  # compiled: what it was before, whose weights have their own names
+        model = bare(model)
         self.model = model
         self.strength = strength
         self.regularize_alpha = regularize_alpha
@@ -164,6 +166,8 @@ class Penalty(ABC):
         `batches` yields (inputs, targets) of the task just learned; `classes` are the outputs that take part
         where a task has its own (all by default). The model is left as it was found: traces, BatchNorm
         statistics, gradients and modes untouched.
+
+        Under DistributedDataParallel every rank calls this, each with its own share of the task.
         """
         self.check_alive()
         self.remember(check_finite(self.importance(batches, classes)))

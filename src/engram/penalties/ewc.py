@@ -13,6 +13,7 @@ from engram.freezing import frozen
 from engram.masking import mask_logits
 from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample, unpack
+from engram.ranks import rank_of, ranks_of
 from engram.targets import check_targets
 
 
@@ -52,7 +53,7 @@ class EWC(Penalty):
 
     def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
         """The diagonal of the Fisher information of the weights as they are now."""
-        random = torch.Generator().manual_seed(self.seed)
+        random = torch.Generator().manual_seed(self.seed + rank_of(ranks_of(self.model)))  # each rank its own draws
 
         def log_likelihood(outputs: Tensor, label: Tensor, weight: Tensor) -> Tensor:
             log_p = mask_logits(outputs, classes).log_softmax(dim=1)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from engram.ranks import after_averaging, several_processes
+
 
 @dataclass(frozen=True)
 class Share:
@@ -35,10 +37,16 @@ class Watch:
 
     def __call__(self, theta: Tensor) -> None:
         self.accumulated += 1
-        self.version = None if theta.grad is None else theta.grad._version
+        self.note_version()
+        if several_processes():  # the gradient may be averaged over the ranks, in place, before backward() is through
+            after_averaging(self.note_version)
         if self.weight_version is None:
             self.weight_version = theta._version
         self.moved = self.moved or theta._version != self.weight_version
+
+    def note_version(self) -> None:
+        theta = self.theta()
+        self.version = None if theta is None or theta.grad is None else theta.grad._version
 
     def sees_a_change(self) -> bool:
         """Whether the gradient was changed in place since backward() left it."""

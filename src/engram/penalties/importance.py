@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engram.errors import InputError
 from engram.freezing import frozen
 from engram.penalties.per_sample import Function, Objective, known_layers, sum_per_sample
+from engram.ranks import add_over_ranks, ranks_of
 
 Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 
@@ -27,6 +28,9 @@ def mean_per_sample(
 
     `variants` gives, for a batch, the further per-sample arguments of `objective`, once for each time that it
     is to be evaluated; by default it is evaluated once, on the outputs alone.
+
+    The samples are those of all ranks that train the model together. They meet once, when each is through with its
+    own: one may have more batches than another, or none.
     """
     device = next(iter(parameters.values())).device
     total = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
@@ -41,6 +45,11 @@ def mean_per_sample(
                 sums = sum_per_sample(model, parameters, objective, function, inputs, *arguments)
                 total = {name: total[name] + sums[name] for name in total}
             num_samples += len(inputs)
+    ranks = ranks_of(model)
+    if ranks is not None:
+        count = torch.tensor(num_samples, device=device)
+        add_over_ranks([*total.values(), count], ranks)
+        num_samples = int(count)
     if num_samples == 0:
         raise InputError("there are no samples to compute importances from: batches is empty")
     return {name: value / num_samples for name, value in total.items()}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engram.errors import InputError
 from engram.penalties.base import Penalty
 from engram.penalties.gradients import Gradients
+from engram.ranks import ranks_of, take_from_first_rank
 
 LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
 
@@ -95,6 +96,9 @@ class SI(Penalty):
         gradient = self.task_gradient or self._gradient_of_the_task()
         if self.before is self.start:
             self.check_alive()
+            ranks = ranks_of(self.model)
+            if ranks is not None:  # made before DistributedDataParallel gave the model the first rank's weights
+                take_from_first_rank(self.start.values(), ranks)
             self.before = {name: theta.clone() for name, theta in self.start.items()}
         for name, theta in self.parameters.items():
             if name in gradient:
