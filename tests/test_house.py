@@ -11,16 +11,16 @@ ROOT = Path(engram.__file__).parent
 # Each may import only from floors below its own.
 FLOORS = [
     {"errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets", "reading", "replacing"},
-    {"config", "presets", "data", "nn", "penalties"},
+    {"config", "presets", "data", "nn", "penalties", "layout", "cli_late"},
     {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
     {"train", "shares", "tables", "verdicts", "modelfile", "export", "sklearn"},
     {"checkpoint", "figures", "claims", "store"},
     {"experiment", "overview"},
     {"news", "logs"},
-    {"runs", "display", "cli_data", "bench", "report"},
-    {"cli_run", "cli_bench", "cli_runs", "reproduction"},
-    {"cli_reproduce"},
+    {"runs", "display", "cli_data", "bench", "report", "public", "cli_runs_list"},
+    {"cli_run", "cli_bench", "cli_results", "cli_runs_show", "cli_runs_export", "reproduction"},
+    {"cli_reproduce", "cli_runs"},
     {"cli"},
 ]
 SAME_FLOOR = {("presets", "config"), ("targets", "errors"), ("reading", "errors")}

@@ -14,6 +14,7 @@ import pytest
 
 from engram.errors import InputError
 from engram.figures import write_figures
+from engram.layout import Table
 from engram.presets import preset
 from engram.report import write_report
 from engram.report.blocks import facts, notice, paragraph, table
@@ -23,7 +24,6 @@ from engram.report.run_report import run_page
 from engram.report.settings import in_words
 from engram.results import FORMAT, Divergence, Result, write_result
 from engram.sheets import Reproduction, Sheet, sheet_path, write_sheet
-from engram.tables import Table
 from engram.verdicts import variant_results
 
 NAN = math.nan

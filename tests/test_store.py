@@ -29,6 +29,8 @@ from engram.results import write_result
 from engram.sheets import Sheet, write_sheet
 from engram.store import export as exporting
 from engram.store import index as indexing
+from engram.store import rows as reading
+from engram.store.cells import in_csv
 from engram.store.compare import Side, difference, differences_table, settings_table, why_not_paired
 from engram.store.export import columns, export
 from engram.store.index import NAME, Index
@@ -196,14 +198,14 @@ def test_a_folder_that_is_closed_is_named_and_the_others_are_listed(
 def opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The runs that are read when the index is brought up to date."""
     seen = set()
-    read = indexing.read_stored
+    read = reading.read_stored
 
     def watch(path: Path, kind: str) -> Any:
         seen.add(str(path.relative_to(folder)))
         return read(path, kind)
 
     with monkeypatch.context() as patch:
-        patch.setattr(indexing, "read_stored", watch)
+        patch.setattr(reading, "read_stored", watch)
         listing(folder)
     return seen
 
@@ -653,9 +655,7 @@ def test_parquet_holds_what_csv_does(matrix: bool, runs: Path, tmp_path: Path, m
         export(index, select(index), tmp_path / name, matrix=matrix)
     table = parquet.read_table(tmp_path / "all.parquet")
     assert table.column_names == list(columns(matrix))
-    text = [
-        {name: "" if v is None else str(exporting.in_csv(v)) for name, v in row.items()} for row in table.to_pylist()
-    ]
+    text = [{name: "" if v is None else str(in_csv(v)) for name, v in row.items()} for row in table.to_pylist()]
     assert text == read_csv(tmp_path / "all.csv")
 
 

@@ -21,13 +21,11 @@ from engram.config import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_confi
 from engram.data.samples import Dataset
 from engram.data.sources import is_present, named_folder
 from engram.display import RunDisplay, print_tables
-from engram.errors import InputError, check_choice
+from engram.errors import INTERRUPTED, InputError, check_choice
 from engram.logs import check_log
 from engram.presets import STEADY, preset
 from engram.results import Result
 from engram.runs import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
-
-INTERRUPTED = 130  # the exit code, as shells number it
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Precision = Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")]

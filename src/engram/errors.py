@@ -21,6 +21,7 @@ class DivergedError(RuntimeError):
         self.step = step
 
 
+INTERRUPTED = 130  # the exit code of a command that a person stopped, as shells number it
 SHOWN = 80  # characters of a value in a sentence
 
 

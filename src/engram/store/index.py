@@ -8,23 +8,17 @@ only as long as the run's files are as they were; a file that is damaged, or of 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from engram import metrics
-from engram.config import BENCHMARKS, KINDS, METHODS
+from engram.config import KINDS
 from engram.errors import InputError
 from engram.replacing import replacing
-from engram.store.stored import Entry, Stored, read_stored
-from engram.store.survey import Known, last_change, signature, survey
+from engram.store.survey import Known, changed_between, signature, survey
 
 NAME = ".engram-index.sqlite"
 VERSION = 1  # raised when the same files are to be read into other values
@@ -33,10 +27,11 @@ COLUMNS = ("place", "kind", *MEASURES, *KINDS)
 SCHEMA = (
     "CREATE TABLE run (place BLOB PRIMARY KEY, kind, files, signature)",
     f"CREATE TABLE entry ({', '.join(COLUMNS)})",
-    "CREATE INDEX entries_of_run ON entry (place)",
+    "CREATE INDEX entries_of_run ON entry (place, position)",
 )
 # A file may be written twice within one tick of a coarse clock. What changed less than this before it was read, or
-# while it was, is read again the next time.
+# while it was, or less than this later by its own account, is read again the next time. Any other time is as good as
+# any other, also one to come, as after a clock was put back: it is only ever compared for being the same.
 SETTLED_NS = 2_000_000_000
 DIGEST = hashlib.sha256().digest_size
 
@@ -82,15 +77,17 @@ class Index:
             self.table.executemany(f"DELETE FROM {table} WHERE place = ?", [(os.fsencode(place),) for place in places])
 
     def _read(self, place: str, kind: str) -> None:
+        from engram.store.rows import read_rows  # late: NumPy takes longer than to see that there is nothing to read
+
         path, begun = self.folder / place, time.time_ns()
-        stored = read_stored(path, kind)
-        signed = signature(str(path), stored.files)
-        if last_change(str(path), stored.files) > begun - SETTLED_NS:
+        files, rows = read_rows(path, kind)
+        signed = signature(str(path), files)
+        if changed_between(str(path), files, begun - SETTLED_NS, time.time_ns() + SETTLED_NS):
             signed = ""
         key = os.fsencode(place)
-        self.table.execute("INSERT INTO run VALUES (?, ?, ?, ?)", (key, kind, "\n".join(stored.files), signed))
-        rows = [(key, kind, *_row(position, entry, stored)) for position, entry in enumerate(stored.entries)]
-        self.table.executemany(f"INSERT INTO entry VALUES ({', '.join('?' * len(COLUMNS))})", rows)
+        self.table.execute("INSERT INTO run VALUES (?, ?, ?, ?)", (key, kind, "\n".join(files), signed))
+        cells = [(key, kind, *row) for row in rows]
+        self.table.executemany(f"INSERT INTO entry VALUES ({', '.join('?' * len(COLUMNS))})", cells)
 
     def _keep(self) -> None:
         """Put the table back into the folder, if that can be; an empty one, or a run's own folder, is left alone."""
@@ -132,41 +129,3 @@ def _empty() -> sqlite3.Connection:
     for statement in (*SCHEMA, f"PRAGMA user_version = {VERSION}"):
         table.execute(statement)
     return table
-
-
-def _row(position: int, entry: Entry, stored: Stored) -> list[Any]:
-    """The columns of MEASURES, then all settings."""
-    done, accuracy, sem, bwt = 0, None, None, None
-    if entry.result is not None:
-        final = metrics.estimate(entry.result.average_accuracy[:, -1])
-        done, accuracy, sem = final.num_trials, final.mean, final.sem
-        bwt = metrics.estimate(entry.result.bwt).mean
-    measures = [position, entry.label, entry.state, entry.problem, _started(stored.about), done, accuracy, sem, bwt]
-    settings: dict[str, Any] = {}
-    if entry.config is not None:
-        settings = entry.config.to_dict()
-    else:  # what the run says of itself still finds a method that is damaged
-        settings["benchmark"] = stored.about.get("benchmark") if stored.about.get("benchmark") in BENCHMARKS else None
-        settings["method"] = entry.label if entry.label in METHODS else None
-    return [as_cell(value) for value in (*measures, *(settings.get(name) for name in KINDS))]
-
-
-def as_cell(value: Any) -> int | float | str | None:
-    """A value as SQLite has it."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair can be in a damaged file
-    if isinstance(value, list | tuple):
-        return json.dumps(list(value))
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return float(value) if abs(value) < 1e308 else math.copysign(math.inf, value)
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return value
-
-
-def _started(about: dict[str, Any]) -> str | None:
-    """In universal time, so that the order of words is the order in time."""
-    try:
-        return datetime.fromisoformat(about["started"]).astimezone(UTC).isoformat(timespec="seconds")
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,9 @@ from typing import Any
 
 from engram.config import BENCHMARKS, DATASETS, KINDS, METHODS, as_setting, parse_setting
 from engram.errors import InputError, check_choice
-from engram.store.index import Index, as_cell
-from engram.store.stored import STATES
+from engram.store.cells import as_cell, from_cell
+from engram.store.index import Index
+from engram.store.survey import STATES
 
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)(.*)", re.DOTALL)
 IN_SQL = {"=": "IS", "==": "IS", "!=": "IS NOT"}  # which know what to say of a setting that is none
@@ -84,6 +84,8 @@ def select(
     by, wanted = OTHER_NAMES.get(by, by), ", ".join(f'"{OTHER_NAMES.get(name, name)}"' for name in columns)
     holds = " AND ".join(f'"{c.column}" {c.comparison} ?' for c in conditions) or "TRUE"
     order = f'"{by}" IS NULL, "{by}" {"DESC" if sort.startswith("-") else "ASC"}, place, position'
+    if sort == "run":  # the order of the index, which need not be sorted
+        order = "place, position"
     found = index.table.execute(
         f"SELECT {wanted} FROM entry WHERE {holds} ORDER BY {order} LIMIT ?",
         (*(condition.value for condition in conditions), -1 if limit is None else limit),
@@ -93,18 +95,9 @@ def select(
         row["run"] = os.fsdecode(row["run"]) or "."
     for name in settings:
         for row in rows:
-            row[name] = _from_cell(row[name], KINDS[name])
+            row[name] = from_cell(row[name], KINDS[name])
     return rows
 
 
 def shown_columns(settings: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((*SHOWN, *settings)))
-
-
-def _from_cell(value: Any, kind: str) -> Any:
-    """A setting as `Config` has it, from what SQLite made of it."""
-    if value is None:
-        return None
-    if kind == "bool":
-        return bool(value)
-    return json.loads(value) if kind.startswith("tuple") else value
