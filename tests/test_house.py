@@ -18,9 +18,9 @@ FLOORS = [
     {"checkpoint", "figures", "claims", "store"},
     {"experiment", "overview"},
     {"news", "logs"},
-    {"runs", "display", "cli_data", "bench", "report", "public", "cli_runs_list"},
-    {"cli_run", "cli_bench", "cli_results", "cli_runs_show", "cli_runs_export", "reproduction"},
-    {"cli_reproduce", "cli_runs"},
+    {"runs", "display", "cli_data", "bench", "report", "public"},
+    {"cli_run", "cli_bench", "cli_results", "cli_runs_list", "reproduction"},
+    {"cli_reproduce", "cli_runs_show", "cli_runs_export", "cli_runs"},
     {"cli"},
 ]
 SAME_FLOOR = {("presets", "config"), ("targets", "errors"), ("reading", "errors")}

@@ -10,11 +10,14 @@ import os
 import random
 import runpy
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,11 +28,13 @@ from hypothesis import strategies as st
 from engram import Config, Divergence, InputError, Result, preset
 from engram.cli import main
 from engram.config import KINDS
+from engram.replacing import write_atomically
 from engram.results import write_result
 from engram.sheets import Sheet, write_sheet
 from engram.store import export as exporting
 from engram.store import index as indexing
 from engram.store import rows as reading
+from engram.store import survey as surveying
 from engram.store.cells import in_csv
 from engram.store.compare import Side, difference, differences_table, settings_table, why_not_paired
 from engram.store.export import columns, export
@@ -278,6 +283,51 @@ def test_what_has_just_been_written_is_read_again(runs: Path, monkeypatch: pytes
     assert opened(runs, monkeypatch) == set()
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_jumps_makes_nothing_stale_and_hides_nothing(
+    hours: int, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put back, files are from the future; put forward, from the past: each is read once, and when it has changed."""
+    jumped = time.time_ns() + hours * 3_600_000_000_000
+    monkeypatch.setattr(indexing, "SETTLED_NS", 2_000_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: jumped)
+    assert len(opened(runs, monkeypatch)) == 8
+    assert opened(runs, monkeypatch) == set()
+    path = runs / "one" / "si" / "accuracy.json"
+    rewrite(path, lambda text: text.replace("0.5", "0.6", 1))
+    assert opened(runs, monkeypatch) == {"one"}
+    assert listing(runs) == rebuilt(runs)
+
+
+@pytest.mark.parametrize("year", [1971, 2300])
+def test_a_time_of_modification_is_only_compared(year: int, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing(runs)
+    path = runs / "one" / "si" / "accuracy.json"
+    rewrite(path, lambda text: text.replace("0.5", "0.6", 1))
+    os.utime(path, ((year - 1970) * 31_556_952,) * 2)
+    assert opened(runs, monkeypatch) == {"one"}
+    assert opened(runs, monkeypatch) == set()
+    assert listing(runs) == rebuilt(runs)
+
+
+def test_a_file_in_the_place_of_another_is_seen_whatever_the_clock_says(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All times are the same, as within one tick; the size is too."""
+
+    def stat(path: str) -> SimpleNamespace:
+        found = os.stat(path)
+        return SimpleNamespace(st_mtime_ns=1, st_ctime_ns=1, st_size=found.st_size, st_ino=found.st_ino)
+
+    stopped = SimpleNamespace(stat=stat, scandir=os.scandir, path=os.path, sep=os.sep)
+    monkeypatch.setattr(surveying, "os", stopped)
+    listing(runs)
+    path = runs / "one" / "si" / "accuracy.json"
+    write_atomically(path, path.read_text().replace("0.5", "0.6", 1))
+    assert opened(runs, monkeypatch) == {"one"}
+    assert listing(runs) == rebuilt(runs)
+
+
 # --- what is damaged
 
 
@@ -407,6 +457,48 @@ def test_what_a_killed_process_left_behind_is_removed(runs: Path) -> None:
     listing(runs)
     assert not old.exists()
     assert new.exists(), "its process may be at work"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from engram.cli import main
+
+def die(path, content):
+    with path.open("wb") as file:
+        file.write(content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Path.write_bytes = die
+main(["runs", "list", sys.argv[1]])
+"""
+
+
+def test_a_process_killed_in_the_act_harms_nothing(runs: Path) -> None:
+    expected = listing(runs)
+    for there in (True, False):  # an index of before
+        rewrite(runs / "one" / "run.json", lambda text: text + " ")
+        before = (runs / NAME).read_bytes()
+        if not there:
+            (runs / NAME).unlink()
+        died = subprocess.run([sys.executable, "-c", KILLED, str(runs)], capture_output=True)
+        assert died.returncode == -signal.SIGKILL
+        assert (runs / NAME).read_bytes() == before if there else not (runs / NAME).exists()
+        assert listing(runs) == expected
+        for left in runs.glob(f".{NAME}.*"):
+            os.utime(left, (0, 0))
+    rewrite(runs / "one" / "run.json", lambda text: text + " ")
+    assert listing(runs) == expected
+    assert not list(runs.glob(f".{NAME}.*"))
+
+
+def test_two_processes_at_once_say_the_same(runs: Path) -> None:
+    words = [sys.executable, "-m", "engram", "runs", "list", str(runs)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    (out, err), other = (process.communicate() for process in both)
+    assert other == (out, err)
+    assert (err, out.count(b"\n")) == (b"", 13)
+    assert len(listing(runs)) == 10
 
 
 def test_many_at_once_all_see_the_same(runs: Path) -> None:
