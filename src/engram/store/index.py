@@ -11,7 +11,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,9 +45,9 @@ class Index:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise InputError(f"there is no folder {self.folder}")
-        self.table = _load(self.folder / NAME) or _empty()
+        self.table, known = _load(self.folder / NAME) or (_empty(), {})
         self.closed: list[str] = []  # folders that could not be looked into
-        if self._bring_up_to_date(report):
+        if self._bring_up_to_date(known, report):
             self._keep()
         if self.table.execute("SELECT place FROM run LIMIT 1").fetchone() is None:
             raise InputError(f"there is no run in {self.folder} or below it")
@@ -56,14 +56,12 @@ class Index:
         """All runs by their places below the folder, with their kinds."""
         return {os.fsdecode(place): kind for place, kind in self.table.execute("SELECT place, kind FROM run")}
 
-    def _bring_up_to_date(self, report: Report) -> bool:
+    def _bring_up_to_date(self, known: Mapping[str, Known], report: Report) -> bool:
         """Read what is new or has changed, forget what is gone; whether there was any of it."""
-        known = {
-            os.fsdecode(place): Known(kind, tuple(files.split("\n")), signed)
-            for place, kind, files, signed in self.table.execute("SELECT * FROM run")
-        }
         found = survey(str(self.folder), known)
         self.closed = found.closed
+        if not found.unchanged:  # also where the table came with a copy of its runs: nothing that it says is used
+            self.table = _empty()
         outdated = known.keys() - set(found.unchanged)
         with self.table:
             self._forget(outdated)
@@ -104,8 +102,8 @@ class Index:
                     beside.write_bytes(content + hashlib.sha256(content).digest())
 
 
-def _load(path: Path) -> sqlite3.Connection | None:
-    """The table as it was kept; None where there is none that is whole and of this version."""
+def _load(path: Path) -> tuple[sqlite3.Connection, dict[str, Known]] | None:
+    """The table as it was kept, and the runs in it; None where there is none that is whole and of this version."""
     try:
         kept = path.read_bytes()
     except OSError:
@@ -114,14 +112,20 @@ def _load(path: Path) -> sqlite3.Connection | None:
     if hashlib.sha256(content).digest() != kept[-DIGEST:]:
         return None
     table = sqlite3.connect(":memory:")
-    try:
+    try:  # the checksum shows damage, not forgery
         table.execute("PRAGMA trusted_schema = OFF")
         table.deserialize(content)
         made = tuple(sql for (sql,) in table.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
         (version,) = table.execute("PRAGMA user_version").fetchone()
-    except sqlite3.Error:
+        if (made, version) != (SCHEMA, VERSION) or table.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            return None
+        known = {
+            os.fsdecode(place): Known(kind, tuple(files.split("\n")), signed)
+            for place, kind, files, signed in table.execute("SELECT * FROM run")
+        }
+    except (sqlite3.Error, TypeError, AttributeError, ValueError):
         return None
-    return table if (made, version) == (SCHEMA, VERSION) else None
+    return table, known
 
 
 def _empty() -> sqlite3.Connection:

@@ -99,7 +99,7 @@ def changed_between(path: str, files: Sequence[str], first: int, last: int) -> b
 def _stamp(path: str) -> tuple[int, int, int, int] | None:
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a name that cannot be
         return None
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
