@@ -274,6 +274,14 @@ def test_what_a_run_says_of_itself_is_only_text(tmp_path: Path) -> None:
     assert EVIL in check_page(page)
 
 
+def test_what_a_terminal_would_obey_is_written_as_an_escape(tmp_path: Path) -> None:
+    bad = "red \x1b[31m\x9b\x00, half \ud800, kept\n"
+    save_run(tmp_path, [make_result("si")], command=bad, versions={bad: bad}, device=bad)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert not {"\x1b", "\x9b", "\x00"} & set(page)
+    assert "red \\x1b[31m\\x9b\\x00, half \\ud800, kept\n" in page
+
+
 @pytest.mark.parametrize("about", [{"versions": 3}, {"surroundings": [1]}, {"finished": 7}, {"versions": {"a": None}}])
 def test_a_strange_description_does_no_harm(tmp_path: Path, about: dict[str, Any]) -> None:
     save_run(tmp_path, [make_result("si")], **about)

@@ -538,6 +538,24 @@ def test_a_thousand_runs_are_listed_in_a_tenth_of_a_second(tmp_path: Path) -> No
     assert len(select(Index(tmp_path), parse_conditions({}, ["seed<10"]))) == 18
 
 
+# --- what a stranger's run may say
+
+
+@pytest.mark.parametrize("bad", ["\x1b[2J", "[/b]", "[red]x", "\ud800", "a\rb"])
+def test_what_a_run_says_of_itself_is_no_command_to_a_terminal(
+    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = {"command": bad, "versions": {bad: bad}, "started": bad, "finished": bad}
+    run = make_run(tmp_path / "runs" / bad.replace("/", "").replace("\ud800", "x"), result_of(config_of()), **about)
+    for words in (["list", str(run.parent)], ["show", str(run)]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["runs", *words])
+        shown = capsys.readouterr().out
+        assert not stopped.value.code
+        assert not {"\x1b", "\r"} & set(shown)
+        assert bad.encode("unicode_escape").decode() in shown or words[0] == "list"
+
+
 # --- questions
 
 

@@ -273,7 +273,8 @@ def page() -> Target:
         with patch.object(blocks, "to_svg", draw):
             text = make_page(folder)
         assert "<script" not in text
-        assert "\x1b" not in text
+        assert not {*map(chr, range(32)), "\x7f"} & set(text) - {"\n", "\t"}
+        assert text.encode()
 
     return Target(a_run(), read)
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from engram.config import BENCHMARKS, DATASETS, METHODS
-from engram.errors import check_choice
+from engram.errors import check_choice, plain
 from engram.layout import Table, count, number
 from engram.store.cells import in_csv
 from engram.store.index import Index, Report
@@ -114,7 +114,7 @@ def _drawn(what: str) -> Iterator[Report]:
 def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], index: Index) -> Table:
     shown = [
         (
-            row["run"].encode("utf-8", "backslashreplace").decode(),
+            plain(row["run"]),
             (row["label"] if row["kind"] == "sheet" else row["method"]) or "–",
             row["benchmark"] or "–",
             row["dataset"] or "–",

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from engram.cli_runs_list import RUNS
 from engram.display import print_table, print_tables
-from engram.errors import InputError
+from engram.errors import InputError, plain
 from engram.layout import Table
 from engram.report.settings import changes_table, data_table, time_taken, versions_table
 from engram.store.compare import accuracy_table, differences_table, settings_table, sides_of
@@ -80,4 +80,4 @@ def _path_of(run: str) -> Path:
 
 
 def _say(line: str, console: Console) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    console.print(plain(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)

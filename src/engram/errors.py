@@ -46,6 +46,8 @@ def said(reason: BaseException) -> str:
 
 def plain(text: str) -> str:
     """Text with what cannot be printed written as an escape, so that no file can move a terminal's cursor."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
