@@ -48,6 +48,7 @@ def test_a_command_that_only_looks_imports_nothing_heavy(words: str, runs: Path)
 def test_a_list_of_runs_that_are_known_does_without_numpy(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engram.store import index
 
+    assert "scipy" not in loaded("runs", "list", runs), "to read a run takes NumPy alone"
     monkeypatch.setattr(index, "SETTLED_NS", 0)
     index.Index(runs)
     found = loaded("runs", "list", runs)

@@ -21,9 +21,8 @@ def read_rows(path: Path, kind: str) -> tuple[tuple[str, ...], list[list[Any]]]:
 def _row(position: int, entry: Entry, stored: Stored) -> list[Any]:
     done, accuracy, sem, bwt = 0, None, None, None
     if entry.result is not None:
-        final = metrics.estimate(entry.result.average_accuracy[:, -1])
-        done, accuracy, sem = final.num_trials, final.mean, final.sem
-        bwt = metrics.estimate(entry.result.bwt).mean
+        accuracy, sem, done = metrics.mean_and_sem(entry.result.average_accuracy[:, -1])
+        bwt, _, _ = metrics.mean_and_sem(entry.result.bwt)
     measures = [position, entry.label, entry.state, entry.problem, _started(stored.about), done, accuracy, sem, bwt]
     settings: dict[str, Any] = {}
     if entry.config is not None:
