@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import operator
@@ -405,6 +406,14 @@ def test_an_index_with_any_byte_wrong_gives_the_listing_of_a_rebuilt_one(runs: P
         (runs / NAME).write_bytes(hurt[: dice.choice((len(hurt), dice.randrange(len(hurt))))])
         assert listing(runs) == expected
         assert indexing._load(runs / NAME) is not None, "it was made anew"
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"SQLite format 3\0", b"x" * 5000])
+def test_an_index_that_was_forged_is_made_anew(content: bytes, runs: Path) -> None:
+    """Its checksum is right, since anybody can work it out."""
+    expected = listing(runs)
+    (runs / NAME).write_bytes(content + hashlib.sha256(content).digest())
+    assert listing(runs) == expected
 
 
 def test_an_index_of_another_version_is_made_anew(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

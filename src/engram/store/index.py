@@ -123,7 +123,7 @@ def _load(path: Path) -> tuple[sqlite3.Connection, dict[str, Known]] | None:
             os.fsdecode(place): Known(kind, tuple(files.split("\n")), signed)
             for place, kind, files, signed in table.execute("SELECT * FROM run")
         }
-    except (sqlite3.Error, TypeError, AttributeError, ValueError):
+    except (sqlite3.Error, TypeError, AttributeError, ValueError, MemoryError):  # the last for a table of no bytes
         return None
     return table, known
 
