@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -10,11 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import engram
-from engram.cli import main
 from engram.store.export import export
 from engram.store.index import NAME, SETTLED_NS, Index
 from engram.store.query import parse_conditions, select
@@ -48,27 +45,21 @@ def make_runs(folder: Path, number: int) -> None:
         (place / "run.json").write_text(json.dumps(about))
 
 
-def list_all(folder: Path) -> None:
-    """The command, in a process in which Python and PyTorch have started."""
-    with redirect_stdout(io.StringIO()), suppress(SystemExit):
-        main(["runs", "list", str(folder)])
+def command(*arguments: str) -> None:
+    """A whole process, from its start to its end."""
+    words = [sys.executable, "-m", "engram", *arguments]
+    subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
 
 
 def tell(what: str, call: Callable[[], object], times: int = 1) -> None:
-    """Print the best of some times: seconds on the clock, and of them those of the processor."""
+    """Print the best of some times: seconds on the clock, and of them those of the processor, in all processes."""
     taken = []
     for _ in range(times):
-        begun, busy = time.perf_counter(), time.process_time()
+        begun, busy = time.perf_counter(), sum(os.times()[:4])
         call()
-        taken.append((time.perf_counter() - begun, time.process_time() - busy))
+        taken.append((time.perf_counter() - begun, sum(os.times()[:4]) - busy))
     wall, processor = (min(column) for column in zip(*taken, strict=True))
     print(f"{wall:8.2f} s, {processor:8.2f} s of the processor: {what}", flush=True)
-
-
-def command(*arguments: str) -> None:
-    """A whole process, whose time of the processor is not this one's."""
-    words = [sys.executable, "-m", "engram", *arguments]
-    subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
 
 
 def measure(number: int) -> None:
@@ -77,19 +68,20 @@ def measure(number: int) -> None:
         print(f"{number} runs of {len(METHODS)} methods")
         make_runs(folder, number)
         time.sleep(SETTLED_NS / 1e9)
-        tell("list all for the first time, which builds the index", lambda: list_all(folder))
-        tell("list all again", lambda: list_all(folder), times=5)
+        listing = ("runs", "list", str(folder))
+        tell("engram --version", lambda: command("--version"), times=5)
+        tell("engram runs list for the first time, which builds the index", lambda: command(*listing))
+        tell("engram runs list again", lambda: command(*listing), times=5)
+        tell("engram runs list --limit 10", lambda: command(*listing, "--limit", "10"), times=5)
         changed = folder / "00" / "run-00000" / "si" / "accuracy.json"
         changed.write_text(changed.read_text().replace("0.1", "0.2", 1))
-        tell("list all after one has changed", lambda: list_all(folder))
+        tell("engram runs list after one has changed", lambda: command(*listing))
         wanted = parse_conditions({"method": "si"}, ["seed<100"])
         best = {"sort": "-accuracy", "limit": 10}
-        tell("find the ten best by a method and a setting", lambda: select(Index(folder), wanted, **best), times=3)
+        tell("find the ten best from Python", lambda: select(Index(folder), wanted, **best), times=3)
         index = Index(folder)
         everything = select(index)
-        tell("export all trials as CSV", lambda: export(index, everything, folder / "all.csv"))
-        tell("list all, as a command of its own", lambda: command("runs", "list", str(folder)), times=3)
-        tell("start Python and PyTorch, as a command of its own", lambda: command("--version"), times=3)
+        tell("export all trials as CSV from Python", lambda: export(index, everything, folder / "all.csv"))
         print(f"{(folder / NAME).stat().st_size / 1e6:8.2f} MB of index")
 
 

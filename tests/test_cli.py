@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +23,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from rich.console import Console
 
 from engram import Divergence, Progress, Result, preset
-from engram.cli import main
+from engram.cli import app, main
 from engram.config import PAPER_METHODS, load_config
 from engram.display import RunDisplay
 from engram.engines import InProcess
@@ -917,15 +917,10 @@ def test_the_help_of_every_command_shows_its_example(engram: Engram, command: st
 
 
 def test_every_command_is_known_to_these_tests() -> None:
-    from engram.cli import app, data_app, runs_app
-
-    def names(group: object) -> Iterator[str]:
-        for command in group.registered_commands:  # type: ignore[attr-defined]
-            yield command.name or command.callback.__name__.replace("_", "-")
-
-    groups = {"data": data_app, "runs": runs_app}
-    within = {f"{group} {name}" for group, commands in groups.items() for name in names(commands)}
-    assert {*names(app), *within} == set(COMMANDS)
+    found = set()
+    for name, command in typer.main.get_command(app).commands.items():
+        found |= {f"{name} {inner}".strip() for inner in getattr(command, "commands", {"": command})}
+    assert found == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -32,7 +32,7 @@ from engram.reading import parse_json, read_json
 from engram.results import read_run
 from engram.tensorfile import read_tensors, write_tensors
 
-FILES = {"page": 1, "run": 60, "selection": 60, "resume": 60, "model": 60, "idx": 200, "cifar": 200}
+FILES = {"page": 10, "command": 400, "run": 60, "selection": 60, "resume": 60, "model": 60, "idx": 200, "cifar": 200}
 
 
 @cache
@@ -58,7 +58,7 @@ def test_damaged_files_do_no_harm(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_sound_files_are_read(name: str, tmp_path: Path) -> None:
     made = made_of(name)
-    for file, content in list(made.files.items())[: 4 // made.cost or 1]:
+    for file, content in list(made.files.items())[:4]:
         place_files(tmp_path, made, file, content)
         assert try_file(made, tmp_path, file) == (True, ""), file
 

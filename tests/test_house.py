@@ -11,22 +11,10 @@ ROOT = Path(engram.__file__).parent
 # Each may import only from floors below its own.
 FLOORS = [
     {
-        "errors",
-        "seeding",
-        "masking",
-        "metrics",
-        "version",
-        "freezing",
-        "mapping",
-        "targets",
-        "reading",
-        "replacing",
-        "holding",
-        "interruption",
-        "ranks",
-        "wrapping",
+        *("errors", "seeding", "masking", "metrics", "version", "freezing", "mapping", "targets", "reading"),
+        *("replacing", "holding", "interruption", "ranks", "wrapping"),
     },
-    {"config", "presets", "data", "nn", "penalties"},
+    {"config", "presets", "data", "nn", "penalties", "layout", "cli_late"},
     {"evaluate", "learner", "results", "integrations"},
     {"build", "stack", "comparisons", "sheets", "tensorfile"},
     {"train", "shares", "tables", "verdicts", "modelfile", "export", "sklearn"},
@@ -35,9 +23,9 @@ FLOORS = [
     {"engines"},
     {"experiment"},
     {"news", "logs"},
-    {"runs", "display", "cli_data", "bench", "report", "parts"},
-    {"cli_run", "cli_bench", "cli_runs", "reproduction", "sweep"},
-    {"cli_reproduce", "cli_sweep"},
+    {"runs", "display", "cli_data", "bench", "report", "parts", "public"},
+    {"cli_run", "cli_bench", "cli_results", "cli_runs_list", "reproduction", "sweep"},
+    {"cli_reproduce", "cli_sweep", "cli_runs_show", "cli_runs_export", "cli_runs"},
     {"cli"},
 ]
 SAME_FLOOR = {

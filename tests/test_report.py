@@ -14,6 +14,7 @@ import pytest
 
 from engram.errors import InputError
 from engram.figures import write_figures
+from engram.layout import Table
 from engram.presets import preset
 from engram.report import write_report
 from engram.report.blocks import facts, notice, paragraph, table
@@ -23,7 +24,6 @@ from engram.report.run_report import run_page
 from engram.report.settings import in_words
 from engram.results import FORMAT, Divergence, Result, write_result
 from engram.sheets import Reproduction, Sheet, sheet_path, write_sheet
-from engram.tables import Table
 from engram.verdicts import variant_results
 
 NAN = math.nan
@@ -272,6 +272,14 @@ def test_what_a_run_says_of_itself_is_only_text(tmp_path: Path) -> None:
     save_run(folder, [result], finished=None, **about)
     page = write_report(folder).read_text(encoding="utf-8")
     assert EVIL in check_page(page)
+
+
+def test_what_a_terminal_would_obey_is_written_as_an_escape(tmp_path: Path) -> None:
+    bad = "red \x1b[31m\x9b\x00, half \ud800, kept\n"
+    save_run(tmp_path, [make_result("si")], command=bad, versions={bad: bad}, device=bad)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert not {"\x1b", "\x9b", "\x00"} & set(page)
+    assert "red \\x1b[31m\\x9b\\x00, half \\ud800, kept\n" in page
 
 
 @pytest.mark.parametrize("about", [{"versions": 3}, {"surroundings": [1]}, {"finished": 7}, {"versions": {"a": None}}])

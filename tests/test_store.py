@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import operator
@@ -10,11 +11,14 @@ import os
 import random
 import runpy
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,10 +29,14 @@ from hypothesis import strategies as st
 from engram import Config, Divergence, InputError, Result, preset
 from engram.cli import main
 from engram.config import KINDS
+from engram.replacing import write_atomically
 from engram.results import write_result
 from engram.sheets import Sheet, write_sheet
 from engram.store import export as exporting
 from engram.store import index as indexing
+from engram.store import rows as reading
+from engram.store import survey as surveying
+from engram.store.cells import in_csv
 from engram.store.compare import Side, difference, differences_table, settings_table, why_not_paired
 from engram.store.export import columns, export
 from engram.store.index import NAME, Index
@@ -196,14 +204,14 @@ def test_a_folder_that_is_closed_is_named_and_the_others_are_listed(
 def opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The runs that are read when the index is brought up to date."""
     seen = set()
-    read = indexing.read_stored
+    read = reading.read_stored
 
     def watch(path: Path, kind: str) -> Any:
         seen.add(str(path.relative_to(folder)))
         return read(path, kind)
 
     with monkeypatch.context() as patch:
-        patch.setattr(indexing, "read_stored", watch)
+        patch.setattr(reading, "read_stored", watch)
         listing(folder)
     return seen
 
@@ -274,6 +282,51 @@ def test_what_has_just_been_written_is_read_again(runs: Path, monkeypatch: pytes
     monkeypatch.setattr(time, "time_ns", lambda: later)
     assert opened(runs, monkeypatch) == everything
     assert opened(runs, monkeypatch) == set()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_jumps_makes_nothing_stale_and_hides_nothing(
+    hours: int, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put back, files are from the future; put forward, from the past: each is read once, and when it has changed."""
+    jumped = time.time_ns() + hours * 3_600_000_000_000
+    monkeypatch.setattr(indexing, "SETTLED_NS", 2_000_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: jumped)
+    assert len(opened(runs, monkeypatch)) == 8
+    assert opened(runs, monkeypatch) == set()
+    path = runs / "one" / "si" / "accuracy.json"
+    rewrite(path, lambda text: text.replace("0.5", "0.6", 1))
+    assert opened(runs, monkeypatch) == {"one"}
+    assert listing(runs) == rebuilt(runs)
+
+
+@pytest.mark.parametrize("year", [1971, 2300])
+def test_a_time_of_modification_is_only_compared(year: int, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing(runs)
+    path = runs / "one" / "si" / "accuracy.json"
+    rewrite(path, lambda text: text.replace("0.5", "0.6", 1))
+    os.utime(path, ((year - 1970) * 31_556_952,) * 2)
+    assert opened(runs, monkeypatch) == {"one"}
+    assert opened(runs, monkeypatch) == set()
+    assert listing(runs) == rebuilt(runs)
+
+
+def test_a_file_in_the_place_of_another_is_seen_whatever_the_clock_says(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All times are the same, as within one tick; the size is too."""
+
+    def stat(path: str) -> SimpleNamespace:
+        found = os.stat(path)
+        return SimpleNamespace(st_mtime_ns=1, st_ctime_ns=1, st_size=found.st_size, st_ino=found.st_ino)
+
+    stopped = SimpleNamespace(stat=stat, scandir=os.scandir, path=os.path, sep=os.sep)
+    monkeypatch.setattr(surveying, "os", stopped)
+    listing(runs)
+    path = runs / "one" / "si" / "accuracy.json"
+    write_atomically(path, path.read_text().replace("0.5", "0.6", 1))
+    assert opened(runs, monkeypatch) == {"one"}
+    assert listing(runs) == rebuilt(runs)
 
 
 # --- what is damaged
@@ -355,6 +408,14 @@ def test_an_index_with_any_byte_wrong_gives_the_listing_of_a_rebuilt_one(runs: P
         assert indexing._load(runs / NAME) is not None, "it was made anew"
 
 
+@pytest.mark.parametrize("content", [b"", b"\0", b"SQLite format 3\0", b"x" * 5000])
+def test_an_index_that_was_forged_is_made_anew(content: bytes, runs: Path) -> None:
+    """Its checksum is right, since anybody can work it out."""
+    expected = listing(runs)
+    (runs / NAME).write_bytes(content + hashlib.sha256(content).digest())
+    assert listing(runs) == expected
+
+
 def test_an_index_of_another_version_is_made_anew(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = listing(runs)
     for name, value in (("VERSION", 99), ("SCHEMA", (*indexing.SCHEMA, "CREATE TABLE more (x)"))):
@@ -407,6 +468,48 @@ def test_what_a_killed_process_left_behind_is_removed(runs: Path) -> None:
     assert new.exists(), "its process may be at work"
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from engram.cli import main
+
+def die(path, content):
+    with path.open("wb") as file:
+        file.write(content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Path.write_bytes = die
+main(["runs", "list", sys.argv[1]])
+"""
+
+
+def test_a_process_killed_in_the_act_harms_nothing(runs: Path) -> None:
+    expected = listing(runs)
+    for there in (True, False):  # an index of before
+        rewrite(runs / "one" / "run.json", lambda text: text + " ")
+        before = (runs / NAME).read_bytes()
+        if not there:
+            (runs / NAME).unlink()
+        died = subprocess.run([sys.executable, "-c", KILLED, str(runs)], capture_output=True)
+        assert died.returncode == -signal.SIGKILL
+        assert (runs / NAME).read_bytes() == before if there else not (runs / NAME).exists()
+        assert listing(runs) == expected
+        for left in runs.glob(f".{NAME}.*"):
+            os.utime(left, (0, 0))
+    rewrite(runs / "one" / "run.json", lambda text: text + " ")
+    assert listing(runs) == expected
+    assert not list(runs.glob(f".{NAME}.*"))
+
+
+def test_two_processes_at_once_say_the_same(runs: Path) -> None:
+    words = [sys.executable, "-m", "engram", "runs", "list", str(runs)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    (out, err), other = (process.communicate() for process in both)
+    assert other == (out, err)
+    assert (err, out.count(b"\n")) == (b"", 13)
+    assert len(listing(runs)) == 10
+
+
 def test_many_at_once_all_see_the_same(runs: Path) -> None:
     expected = listing(runs)
     seen: list[Any] = []
@@ -442,6 +545,24 @@ def test_a_thousand_runs_are_listed_in_a_tenth_of_a_second(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "07" / "run-00007")
     assert taken() < 0.2
     assert len(select(Index(tmp_path), parse_conditions({}, ["seed<10"]))) == 18
+
+
+# --- what a stranger's run may say
+
+
+@pytest.mark.parametrize("bad", ["\x1b[2J", "[/b]", "[red]x", "\ud800", "a\rb"])
+def test_what_a_run_says_of_itself_is_no_command_to_a_terminal(
+    bad: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = {"command": bad, "versions": {bad: bad}, "started": bad, "finished": bad}
+    run = make_run(tmp_path / "runs" / bad.replace("/", "").replace("\ud800", "x"), result_of(config_of()), **about)
+    for words in (["list", str(run.parent)], ["show", str(run)]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["runs", *words])
+        shown = capsys.readouterr().out
+        assert not stopped.value.code
+        assert not {"\x1b", "\r"} & set(shown)
+        assert bad.encode("unicode_escape").decode() in shown or words[0] == "list"
 
 
 # --- questions
@@ -653,9 +774,7 @@ def test_parquet_holds_what_csv_does(matrix: bool, runs: Path, tmp_path: Path, m
         export(index, select(index), tmp_path / name, matrix=matrix)
     table = parquet.read_table(tmp_path / "all.parquet")
     assert table.column_names == list(columns(matrix))
-    text = [
-        {name: "" if v is None else str(exporting.in_csv(v)) for name, v in row.items()} for row in table.to_pylist()
-    ]
+    text = [{name: "" if v is None else str(in_csv(v)) for name, v in row.items()} for row in table.to_pylist()]
     assert text == read_csv(tmp_path / "all.csv")
 
 

@@ -12,9 +12,10 @@ import pytest
 
 from engram.comparisons import paper_value
 from engram.display import print_table
+from engram.layout import Table
 from engram.presets import PAPER_RESULTS, preset
 from engram.results import Divergence, Result
-from engram.tables import Table, gains, has_paper_data, summary
+from engram.tables import gains, has_paper_data, summary
 
 NAN = math.nan
 SMALL = {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}

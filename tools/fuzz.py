@@ -40,19 +40,18 @@ def fuzz(
     tallies: dict[str, tuple[Tally, float]] = {}
     faults: list[Fault] = []
     with Progress(*columns("{task.description}"), console=console) as bar:
-        counts = {target: max(1, files // TARGETS[target]().cost) for target in chosen}
-        bars = {target: bar.add_task(target, total=count) for target, count in counts.items()}
+        bars = {target: bar.add_task(target, total=files) for target in chosen}
 
         def work(target: str) -> None:
             started = time.monotonic()
-            for news in feed(target, TARGETS[target], seed, list(range(counts[target]))):
+            for news in feed(target, TARGETS[target], seed, list(range(files))):
                 with lock:
                     if isinstance(news, Fault):
                         faults.append(news)
                         keep(news, seed, out)
                         console.print(f"{target} {news.index}: {news.reason.splitlines()[-1][:200]}", markup=False)
                     elif isinstance(news, Tally):
-                        console.print(f"{target}: {counts[target]} files", highlight=False)
+                        console.print(f"{target}: {files} files", highlight=False)
                         tallies[target] = news, time.monotonic() - started
                     else:
                         bar.advance(bars[target], news)
@@ -63,7 +62,7 @@ def fuzz(
     for target in chosen:
         tally, seconds = tallies[target]
         wrong = sum(fault.target == target for fault in faults)
-        row = (counts[target], tally.refused, tally.read, wrong, f"{tally.slowest:.2f}", f"{seconds:.0f}")
+        row = (files, tally.refused, tally.read, wrong, f"{tally.slowest:.2f}", f"{seconds:.0f}")
         table.add_row(target, *map(str, row))
     console.print(table)
     if faults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import random
 import re
@@ -301,6 +302,34 @@ def _bomb(wbits: int) -> bytes:
     return b"".join(packer.compress(bytes(2**20)) for _ in range(BOMB_BYTES >> 20)) + packer.flush()
 
 
+TYPED = (
+    *("", "=", "==", "!=", "<", ">=", "=>", " = ", "none", "null", "method", "epochs", "hidden", "x", "é", "\x1b[31m"),
+    *("x" * 100_000, "9" * 400, "9" * 5000, "-0", "1_000", "0x10", "1e400", "NaN", "'", '"', "\x00", "\n", "%s", "{0}"),
+)
+
+
+def mutate_typed(content: bytes, rng: random.Random) -> bytes:
+    """The name, the comparison or the value of `name=value` exchanged for others; or bytes."""
+    if rng.random() < 0.3:
+        return mutate_bytes(content, rng)
+    name, comparison, value = re.fullmatch(r"(\w+)(\W*?[=<>]+\s*)(.*)", content.decode()).groups()  # type: ignore[union-attr]
+    what = rng.randrange(4)
+    if what == 0:
+        name = rng.choice((*TYPED, *JSON_VALUES))
+    elif what == 1:
+        comparison = rng.choice(TYPED)
+    else:
+        value = rng.choice((*TYPED, *JSON_VALUES, *TOML_VALUES))
+    return (name + comparison + value).encode(errors="surrogatepass")
+
+
+def mutate_index(content: bytes, rng: random.Random) -> bytes:
+    """Bytes, half of the time sealed again with the checksum that belongs to them."""
+    size = hashlib.sha256().digest_size
+    hurt = mutate_bytes(content[:-size], rng)
+    return hurt + (hashlib.sha256(hurt).digest() if rng.random() < 0.5 else content[-size:])
+
+
 BY_ENDING: dict[str, Mutate] = {
     ".json": mutate_json,
     ".toml": mutate_toml,
@@ -308,6 +337,9 @@ BY_ENDING: dict[str, Mutate] = {
     ".gz": mutate_gzip,
     ".mat": mutate_mat,
     ".safetensors": mutate_safetensors,
+    ".set": mutate_typed,
+    ".where": mutate_typed,
+    ".sqlite": mutate_index,
 }
 
 

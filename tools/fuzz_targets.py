@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import struct
 import tarfile
 import tempfile
@@ -24,15 +25,18 @@ import engram
 from engram import runs
 from engram.build import build_learner, build_streams
 from engram.checkpoint import CheckpointFolder, Checkpoints
-from engram.config import Config, from_dict, load_config
+from engram.cli_run import configs_of
+from engram.config import KINDS, Config, from_dict, load_config, parse_setting
 from engram.data import formats
 from engram.data.catalogue import File
 from engram.data.download import _extract
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import _read, load
 from engram.experiment import Progress, Setting, run_on
+from engram.figures import Drawing, to_svg
 from engram.nn.networks import Network
 from engram.presets import preset
+from engram.report import blocks
 from engram.report.write import make_page
 from engram.reproduction.document_tables import selection_tables
 from engram.results import Result, read_run
@@ -40,10 +44,14 @@ from engram.runs import resume_methods, run_methods
 from engram.shares import gather, plan_stacks
 from engram.sheets import read_reproduction, read_sheet
 from engram.stack.program import Batches
+from engram.store.index import NAME as INDEX
+from engram.store.index import Index
+from engram.store.query import parse_condition, select
 from engram.tables import gains, so_far, summary
 from engram.train import check_place
 
 ROOT = Path(__file__).resolve().parent.parent
+FIGURES = 100  # that are remembered
 Files = dict[str, bytes]  # by their paths in a folder
 
 
@@ -57,7 +65,6 @@ class Target:
     files: Files
     read: Callable[[Path, str], None]
     damaged: tuple[str, ...] = ()  # of the files; all, if none is named
-    cost: int = 1  # of one reading: so many times fewer are made
 
 
 def digits(count: int = 4) -> Samples:
@@ -255,14 +262,84 @@ def selection() -> Target:
 
 
 def page() -> Target:
-    """The page of a run, which shows all that its files say."""
+    """The page of a run, which shows all that its files say. A figure of the same numbers and words is drawn once."""
+    drawn: dict[tuple[str, ...], str] = {}
+
+    def draw(drawing: Drawing, prefix: str) -> str:
+        shown = (prefix, drawing.name, drawing.title, drawing.caption, repr(drawing.rows))
+        if shown not in drawn:
+            if len(drawn) == FIGURES:
+                drawn.clear()
+            drawn[shown] = to_svg(drawing, prefix)
+        return drawn[shown]
 
     def read(folder: Path, name: str) -> None:
-        text = make_page(folder)
+        with patch.object(blocks, "to_svg", draw):
+            text = make_page(folder)
         assert "<script" not in text
-        assert "\x1b" not in text
+        assert not {*map(chr, range(32)), "\x7f"} & set(text) - {"\n", "\t"}
+        assert text.encode()
 
-    return Target(a_run(), read, cost=100)
+    return Target(a_run(), read)
+
+
+# --- what is typed
+
+
+def command() -> Target:
+    """Settings and conditions as they are typed, and a config.toml to run, up to where the data would be loaded."""
+    typed = {
+        "epochs.set": "epochs=3",
+        "eta.set": "eta=0.5",
+        "hidden.set": "hidden=[3, 4]",
+        "alpha.set": "alpha=uniform",
+        "learn_eta.set": "learn_eta=false",
+        "max_samples.set": "max_samples=null",
+        "strength.where": "strength>=0.5",
+        "method.where": "method!=si",
+        "hidden.where": "hidden = [256, 256]",
+        "max_samples.where": "max_samples=none",
+    }
+    configs = {"config.toml": preset("split-mnist", "dhp+si", dataset="mnist-small").to_toml()}
+
+    def read(folder: Path, name: str) -> None:
+        path = folder / name
+        text = os.fsdecode(path.read_bytes())
+        if path.suffix == ".where":
+            condition = parse_condition(text)
+            assert condition.value is None or isinstance(condition.value, int | float | str)
+            return
+        if path.suffix == ".set":
+            made = configs_of("split-mnist", "si,dhp+si", parse_setting(text))
+        else:
+            made = configs_of(str(path), None, {"epochs": 1})
+        runs.check_options(made, "cpu", "float32", None)
+        for found in made:
+            assert from_dict(tomllib.loads(found.to_toml())) == found
+
+    return Target({name: text.encode() for name, text in (typed | configs).items()}, read)
+
+
+def index() -> Target:
+    """An index that came with its runs, half of the time with the checksum that belongs to its damage."""
+    files = {f"one/{name}": content for name, content in a_run().items() if not name.endswith("dynamics.csv")}
+    files |= {name.replace("one/", "deep/two/"): content for name, content in files.items()}
+
+    def listed(folder: Path) -> list[dict[str, object]]:
+        return select(Index(folder), settings=tuple(KINDS))
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).write_bytes(content)
+        expected = listed(Path(folder))
+        files[INDEX] = (Path(folder) / INDEX).read_bytes()
+
+    def read(folder: Path, name: str) -> None:
+        assert listed(folder) == expected
+        assert listed(folder) == expected, "with the index that was made anew"
+
+    return Target(files, read, damaged=(INDEX,))
 
 
 # --- tensors
@@ -336,5 +413,7 @@ def model() -> Target:
 
 TARGETS: dict[str, Callable[[], Target]] = {
     make.__name__: make
-    for make in (idx, cifar, archive, mat, config, run, resume, sheet, selection, page, checkpoint, model)
+    for make in (
+        *(idx, cifar, archive, mat, config, command, run, resume, sheet, selection, page, index, checkpoint, model),
+    )
 }

@@ -1,16 +1,9 @@
 """Engram: Differentiable Hebbian Consolidation, for networks that learn task after task without forgetting."""
 
-from engram.config import Config, load_config
-from engram.data import streams
-from engram.errors import InputError, NotFiniteError
-from engram.experiment import Progress, run, run_many
-from engram.export import export_onnx, export_program, fold
-from engram.modelfile import load_model, save_model
-from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import MatchedSoftmax, PlainSoftmax
-from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
-from engram.presets import preset
-from engram.results import Divergence, Result
+# ruff: noqa: F403, F405
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from engram.version import __version__
 
 __all__ = [
@@ -41,3 +34,20 @@ __all__ = [
     "save_model",
     "streams",
 ]
+
+if TYPE_CHECKING:
+    from engram.public import *
+else:
+    # Each comes when it is asked for: PyTorch takes longer to import than many a command that does without it.
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            return getattr(import_module("engram.public"), name)
+        try:
+            return import_module(f"engram.{name}")
+        except ModuleNotFoundError as reason:
+            if reason.name != f"engram.{name}":  # another module, which that one needs
+                raise
+            raise AttributeError(f"module 'engram' has no attribute {name!r}") from None
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -8,10 +8,10 @@ from itertools import pairwise
 from engram import metrics
 from engram.comparisons import baseline_of, pairs
 from engram.config import BENCHMARKS
+from engram.layout import number
 from engram.metrics import Estimate
 from engram.presets import PAPER_RESULTS, preset
 from engram.results import Result
-from engram.tables import number
 from engram.verdicts import (
     FEWEST_PAIRS,
     Sheets,

@@ -4,103 +4,35 @@ from __future__ import annotations
 
 import io
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from engram.cli_bench import bench
-from engram.cli_data import data_app
-from engram.cli_reproduce import reproduce
-from engram.cli_run import run
-from engram.cli_runs import runs_app
-from engram.cli_sweep import sweep
-from engram.display import print_tables
-from engram.errors import InputError, check_choice, plain
-from engram.figures import FORMATS, parse_formats, write_figures
-from engram.interruption import INTERRUPTED
-from engram.report import write_report
-from engram.results import read_run
-from engram.tables import gains, summary
+from engram.cli_late import late
+from engram.errors import INTERRUPTED, InputError, plain
 from engram.version import __version__
 
+LONGEST = 1000  # characters of a sentence that are shown
+
 app = typer.Typer(
+    cls=late(
+        {
+            "run": "cli_run.run",
+            "sweep": "cli_sweep.sweep",
+            "reproduce": "cli_reproduce.reproduce",
+            "bench": "cli_bench.bench",
+            "table": "cli_results.table",
+            "figures": "cli_results.figures",
+            "report": "cli_results.report",
+            "data": "cli_data.data_app",
+            "runs": "cli_runs.runs_app",
+        }
+    ),
     help="Differentiable Hebbian Consolidation: networks that learn task after task without forgetting.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(sweep)
-app.command()(reproduce)
-app.command()(bench)
-app.add_typer(data_app, name="data")
-app.add_typer(runs_app, name="runs")
-
-LONGEST = 1000  # characters of a sentence that are shown
-
-RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
-AnyFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder of a run or of a reproduction.", show_default=False)
-]
-
-
-@app.command()
-def table(
-    folder: RunFolder,
-    format: Annotated[str, typer.Option(help="text, markdown or csv.")] = "text",
-) -> None:
-    """Print a run's table again; csv is the table of methods alone.
-
-    Example: engram table runs/demo --format markdown
-    """
-    check_choice("format", format, ("text", "markdown", "csv"))
-    description, results = read_run(folder)
-    if format == "text":
-        print_tables(results, Console())
-        if "finished" not in description:
-            print(f"This run is not finished: tasks or trials are missing; `engram run --resume {folder}` goes on.")
-        return
-    if format == "csv":
-        print(summary(results).to_csv(), end="")
-        return
-    for made in (summary(results), gains(results)):
-        if made is not None:
-            print(made.to_markdown())
-
-
-@app.command()
-def figures(
-    folder: AnyFolder,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to draw.", show_default="DIR/figures")] = None,
-    format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = ",".join(FORMATS),
-) -> None:
-    """Draw the figures of a run or of a reproduction, and write down their numbers.
-
-    Example: engram figures runs/demo --format png
-    """
-    formats = parse_formats(format)
-    try:
-        paths = write_figures(folder, out or folder / "figures", formats)
-    except OSError as reason:
-        raise InputError(f"cannot draw into {out or folder / 'figures'}: {reason.strerror or reason}") from reason
-    for path in paths:
-        print(path)
-
-
-@app.command()
-def report(
-    folder: AnyFolder,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="DIR/report.html")
-    ] = None,
-) -> None:
-    """Write one HTML page that needs no network: tables, figures, settings, and what is missing.
-
-    Example: engram report runs/demo
-    """
-    print(write_report(folder, out))
 
 
 def _show_version(wanted: bool) -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich import box
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from engram.config import Config
-from engram.experiment import Progress as Seen
+from engram.errors import plain
+from engram.layout import Table
 from engram.news import News, task_row
 from engram.results import Result
-from engram.tables import Table, gains, summary
+from engram.tables import gains, summary
+
+if TYPE_CHECKING:
+    from engram.experiment import Progress as Seen
 
 STEPS = 10_000  # of the bar
 
@@ -85,29 +90,16 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
 
 
 def print_table(table: Table, console: Console) -> None:
-    drawn = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True
-    )
-    drawn.add_column(table.columns[0], no_wrap=True)
+    """What a run says of itself is shown as it is: it is no markup, and moves no cursor."""
+    title = Text(plain(table.title), style="bold")
+    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    drawn.add_column(Text(plain(table.columns[0])), no_wrap=True)
     for column in table.columns[1:]:
-        drawn.add_column(column, justify="right", no_wrap=True)
+        drawn.add_column(Text(plain(column)), justify="right", no_wrap=True)
     for row in table.rows:
-        drawn.add_row(*row)
+        drawn.add_row(*(Text(plain(cell)) for cell in row))
     # A narrow terminal breaks lines rather than numbers.
     drawn.width = console.measure(drawn, options=console.options.update(max_width=1000)).maximum
     console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
     for note in table.notes:
-        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)
-
-
-def as_text(table: Table) -> str:
-    """The same in plain letters: of a table of ten thousand rows, in a small part of the time."""
-    padded = []
-    for k, cells in enumerate(zip(table.columns, *table.rows, strict=True)):
-        lengths = [len(cell) if cell.isascii() else cell_len(cell) for cell in cells]
-        width = max(lengths)
-        spaces = [" " * (width - length) for length in lengths]
-        column = [cell + space if k == 0 else space + cell for cell, space in zip(cells, spaces, strict=True)]
-        padded.append([column[0], "─" * width, *column[1:]])
-    lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
-    return "\n".join([table.title, *lines, *table.notes]) + "\n"
+        console.print(plain(note), style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)

@@ -30,6 +30,7 @@ class Stopped(Exception):
     """A person asked a run to stop, and what it had learned is kept."""
 
 
+INTERRUPTED = 130  # the exit code of a command that a person stopped, as shells number it
 SHOWN = 80  # characters of a value in a sentence
 
 
@@ -54,6 +55,8 @@ def said(reason: BaseException) -> str:
 
 def plain(text: str) -> str:
     """Text with what cannot be printed written as an escape, so that no file can move a terminal's cursor."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

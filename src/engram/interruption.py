@@ -13,9 +13,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from engram.errors import Stopped
+from engram.errors import INTERRUPTED, Stopped
 
-INTERRUPTED = 130  # the exit code, as shells number it
 ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 
 

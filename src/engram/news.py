@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from engram.experiment import Progress
 from engram.results import Result
+
+if TYPE_CHECKING:
+    from engram.experiment import Progress
 
 
 class News:

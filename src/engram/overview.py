@@ -8,9 +8,10 @@ from engram import metrics
 from engram.claims import claims
 from engram.comparisons import paper_value
 from engram.config import BENCHMARKS, METHODS
+from engram.layout import Table, number
 from engram.presets import TITLES
 from engram.results import Result
-from engram.tables import Table, final_accuracy, number
+from engram.tables import final_accuracy
 from engram.verdicts import Sheets
 
 

@@ -17,6 +17,15 @@ TITLES = {
     "own": "A stream of one's own",
 }
 
+# The parts of a reproduction, in the order in which they are run, and read.
+PARTS = {
+    "table": "Table I: the paper's eight methods",
+    "variant": "the steady trace: DHP so that it helps",
+    "sensitivity": "the initial value of η",
+    "strengths": "the grid over the penalties' strengths",
+    "study": "one thing varied at a time",
+}
+
 # Appendix A. What a benchmark does not say here is as in `Config`.
 SETTINGS: dict[str, dict[str, Any]] = {
     "permuted-mnist": {"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},

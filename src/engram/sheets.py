@@ -17,6 +17,7 @@ import numpy as np
 
 from engram.config import BENCHMARKS, PAPER_METHODS, Config, from_dict
 from engram.errors import InputError, in_brief, said
+from engram.presets import PARTS
 from engram.reading import read_json
 from engram.replacing import write_atomically
 from engram.results import (
@@ -30,14 +31,6 @@ from engram.results import (
 )
 
 FORMAT = 1
-# In the order in which they are run, and read.
-PARTS = {
-    "table": "Table I: the paper's eight methods",
-    "variant": "the steady trace: DHP so that it helps",
-    "sensitivity": "the initial value of η",
-    "strengths": "the grid over the penalties' strengths",
-    "study": "one thing varied at a time",
-}
 SWEEP = "sweep"  # of a sweep's sheets, which are no part of a reproduction
 WITH_DYNAMICS = ("table", "variant")  # the others would be large
 PAPER_TRIALS = 10

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engram import metrics
 from engram.comparisons import has_paper_data, pairs, paper_value
+from engram.layout import Table, count, number, rounded
 from engram.metrics import Estimate
 from engram.presets import TITLES, changes_from_preset
 from engram.results import Result
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows and columns, the first column to the left and the others to the right, with notes below."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    notes: tuple[str, ...] = ()
-
-    def to_markdown(self) -> str:
-        lines = [
-            "| " + " | ".join(self.columns) + " |",
-            "|" + "|".join(["---"] + ["---:"] * (len(self.columns) - 1)) + "|",
-            *("| " + " | ".join(row) + " |" for row in self.rows),
-        ]
-        return "\n".join([f"**{self.title}**", "", *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
-
-    def to_csv(self) -> str:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
-        return text.getvalue()
 
 
 def summary(results: Sequence[Result]) -> Table:
@@ -154,20 +129,6 @@ def difference_cells(difference: Estimate, scale: float, digits: int) -> tuple[s
     """A difference and its 95% interval, with their signs."""
 
     def signed(value: float) -> str:
-        return "–" if math.isnan(value) else f"{_round(scale * value, digits):+.{digits}f}"
+        return "–" if math.isnan(value) else f"{rounded(scale * value, digits):+.{digits}f}"
 
     return signed(difference.mean), f"[{signed(difference.low)}, {signed(difference.high)}]"
-
-
-def number(value: float, digits: int) -> str:
-    """As text, a dash for what was not measured."""
-    return "–" if math.isnan(value) else f"{_round(value, digits):.{digits}f}"
-
-
-def _round(value: float, digits: int) -> float:
-    """Rounded, and never a negative zero, which would be printed with its sign."""
-    return round(value, digits) + 0.0
-
-
-def count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -15,9 +15,9 @@ import torch
 from engram.bench import avalanche
 from engram.bench.run import Findings, Plan, Speed, StackMemory
 from engram.errors import InputError
+from engram.layout import Table
 from engram.replacing import write_atomically
 from engram.results import versions
-from engram.tables import Table
 
 RECORD = "record.json"
 MB = 1e6

@@ -23,8 +23,8 @@ from engram.figures.style import (
     rule,
     tidy,
 )
+from engram.layout import Table, number
 from engram.results import Result
-from engram.tables import Table, number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

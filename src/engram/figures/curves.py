@@ -20,9 +20,9 @@ from engram.figures.style import (
     percent,
     tidy,
 )
+from engram.layout import Table, number
 from engram.metrics import Array
 from engram.results import Result
-from engram.tables import Table, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.errors import check_choice
+from engram.layout import Table
 from engram.replacing import write_atomically
-from engram.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

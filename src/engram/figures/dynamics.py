@@ -8,9 +8,9 @@ import numpy as np
 
 from engram.figures.drawing import Cell, Drawing, new_figure
 from engram.figures.style import WIDTH, colour_of, legend_below, rule, tidy
+from engram.layout import Table
 from engram.metrics import Array
 from engram.results import Result
-from engram.tables import Table
 
 PANELS = {"eta": "η", "hebb_norm": "‖Hebb‖", "alpha_norm": "‖α‖"}
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from engram.figures.drawing import Cell, Drawing, new_figure
 from engram.figures.style import MEDIUM, SMALL, WIDTH
+from engram.layout import Table, number
 from engram.metrics import Array
 from engram.results import Result
-from engram.tables import Table, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

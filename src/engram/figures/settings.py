@@ -8,9 +8,9 @@ from engram import metrics
 from engram.config import BENCHMARKS
 from engram.figures.drawing import Cell, Drawing, new_figure
 from engram.figures.style import MEDIUM, WIDTH, band, colour_of, legend_below, percent, tidy
+from engram.layout import Table
 from engram.presets import preset
 from engram.results import Result
-from engram.tables import Table
 
 
 def sensitivity(results: Sequence[Result]) -> Drawing:

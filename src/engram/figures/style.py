@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engram import metrics
+from engram.layout import number
 from engram.metrics import Array, Estimate
 from engram.results import Result
-from engram.tables import number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

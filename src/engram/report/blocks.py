@@ -9,7 +9,7 @@ from html import escape
 from typing import NewType
 
 from engram.figures import Drawing, to_svg
-from engram.tables import Table
+from engram.layout import Table
 
 Html = NewType("Html", str)  # markup that is safe to put into a page
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
+from engram.errors import plain
 from engram.report.blocks import Html, Section
 from engram.version import __version__
 
 # Nothing may be fetched, and nothing may run, whatever a result folder holds.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # which no page may have, but a file can say
 PAPER_ADDRESS = "https://arxiv.org/abs/2006.16558"
 
 STYLE = """
@@ -120,7 +123,7 @@ def render(kind: str, title: str, lead: str, opening: Sequence[Html], sections: 
         + "\n</section>"
         for section in sections
     )
-    return f"""<!DOCTYPE html>
+    page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -149,3 +152,4 @@ def render(kind: str, title: str, lead: str, opening: Sequence[Html], sections: 
 </body>
 </html>
 """
+    return CONTROLS.sub(lambda found: plain(found[0]), page)

@@ -8,6 +8,7 @@ from engram import metrics
 from engram.config import METHODS
 from engram.figures.reproduction import draw_benchmark, draw_overview
 from engram.figures.style import percent
+from engram.layout import Table
 from engram.overview import accuracy_table, claims_table, transfer_table
 from engram.presets import TITLES
 from engram.report.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
@@ -17,7 +18,6 @@ from engram.report.run_report import tables_of
 from engram.report.settings import data_table, in_words, settings_table, versions_table
 from engram.results import Result
 from engram.sheets import Reproduction, Sheet
-from engram.tables import Table
 from engram.verdicts import variant_results
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from engram.layout import Table
 from engram.presets import changes_from_preset
 from engram.results import Result
-from engram.tables import Table
 
 NOT_SETTINGS = ("benchmark", "method")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from engram import metrics
 from engram.comparisons import baseline_of
 from engram.config import BENCHMARKS
+from engram.layout import Table
 from engram.overview import accuracy_table, claims_table, transfer_table
 from engram.presets import PAPER_RESULTS, STEADY, TITLES
 from engram.reproduction.document_tables import (
@@ -40,7 +41,7 @@ from engram.reproduction.words import (
     WHAT_WAS_LOST,
 )
 from engram.sheets import read_reproduction
-from engram.tables import Table, final_accuracy, so_far
+from engram.tables import final_accuracy, so_far
 from engram.verdicts import FEWEST_PAIRS, Sheets, positions, steady_pairs, table_pairs
 
 

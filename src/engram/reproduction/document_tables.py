@@ -11,11 +11,12 @@ from engram import metrics
 from engram.comparisons import Pair, baseline_of
 from engram.config import BENCHMARKS
 from engram.errors import InputError, said
+from engram.layout import Table, number
 from engram.presets import CHOOSING, PAPER_RESULTS, TITLES, preset
 from engram.reading import read_json
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
 from engram.results import DAMAGE, Result
-from engram.tables import Table, number, with_error
+from engram.tables import with_error
 from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
 
 NEAR = 3  # points within which a baseline counts as the paper's

@@ -9,10 +9,11 @@ from typing import Any
 from engram import metrics
 from engram.config import KINDS
 from engram.errors import InputError
+from engram.layout import Table, number
 from engram.metrics import Estimate
 from engram.results import Result
 from engram.store.stored import Stored
-from engram.tables import Table, difference_cells, number, with_error
+from engram.tables import difference_cells, with_error
 
 # All that the samples of a task, their order and the initial weights are drawn from, but for the trial's number; on
 # one benchmark it is one thing more.

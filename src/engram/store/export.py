@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,6 +13,7 @@ from engram.config import KINDS
 from engram.errors import InputError
 from engram.replacing import replacing
 from engram.results import Result
+from engram.store.cells import in_csv
 from engram.store.index import Index, Report
 from engram.store.stored import Stored, read_stored
 
@@ -120,11 +120,6 @@ def _write_csv(path: Path, kinds: dict[str, str], rows: Iterable[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kinds)
         writer.writerows([in_csv(row[name]) for name in kinds] for row in rows)
-
-
-def in_csv(value: Any) -> Any:
-    """Numbers to their last digit, nothing for none, and JSON's words for the rest."""
-    return json.dumps(value) if isinstance(value, bool | list) else value
 
 
 def _write_parquet(path: Path, kinds: dict[str, str], rows: Iterable[Row]) -> None:

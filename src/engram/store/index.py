@@ -8,23 +8,17 @@ only as long as the run's files are as they were; a file that is damaged, or of 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from engram import metrics
-from engram.config import BENCHMARKS, KINDS, METHODS
+from engram.config import KINDS
 from engram.errors import InputError
 from engram.replacing import replacing
-from engram.store.stored import Entry, Stored, read_stored
-from engram.store.survey import Known, last_change, signature, survey
+from engram.store.survey import Known, changed_between, signature, survey
 
 NAME = ".engram-index.sqlite"
 VERSION = 1  # raised when the same files are to be read into other values
@@ -33,10 +27,11 @@ COLUMNS = ("place", "kind", *MEASURES, *KINDS)
 SCHEMA = (
     "CREATE TABLE run (place BLOB PRIMARY KEY, kind, files, signature)",
     f"CREATE TABLE entry ({', '.join(COLUMNS)})",
-    "CREATE INDEX entries_of_run ON entry (place)",
+    "CREATE INDEX entries_of_run ON entry (place, position)",
 )
 # A file may be written twice within one tick of a coarse clock. What changed less than this before it was read, or
-# while it was, is read again the next time.
+# while it was, or less than this later by its own account, is read again the next time. Any other time is as good as
+# any other, also one to come, as after a clock was put back: it is only ever compared for being the same.
 SETTLED_NS = 2_000_000_000
 DIGEST = hashlib.sha256().digest_size
 
@@ -50,9 +45,9 @@ class Index:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise InputError(f"there is no folder {self.folder}")
-        self.table = _load(self.folder / NAME) or _empty()
+        self.table, known = _load(self.folder / NAME) or (_empty(), {})
         self.closed: list[str] = []  # folders that could not be looked into
-        if self._bring_up_to_date(report):
+        if self._bring_up_to_date(known, report):
             self._keep()
         if self.table.execute("SELECT place FROM run LIMIT 1").fetchone() is None:
             raise InputError(f"there is no run in {self.folder} or below it")
@@ -61,14 +56,12 @@ class Index:
         """All runs by their places below the folder, with their kinds."""
         return {os.fsdecode(place): kind for place, kind in self.table.execute("SELECT place, kind FROM run")}
 
-    def _bring_up_to_date(self, report: Report) -> bool:
+    def _bring_up_to_date(self, known: Mapping[str, Known], report: Report) -> bool:
         """Read what is new or has changed, forget what is gone; whether there was any of it."""
-        known = {
-            os.fsdecode(place): Known(kind, tuple(files.split("\n")), signed)
-            for place, kind, files, signed in self.table.execute("SELECT * FROM run")
-        }
         found = survey(str(self.folder), known)
         self.closed = found.closed
+        if not found.unchanged:  # also where the table came with a copy of its runs: nothing that it says is used
+            self.table = _empty()
         outdated = known.keys() - set(found.unchanged)
         with self.table:
             self._forget(outdated)
@@ -82,15 +75,17 @@ class Index:
             self.table.executemany(f"DELETE FROM {table} WHERE place = ?", [(os.fsencode(place),) for place in places])
 
     def _read(self, place: str, kind: str) -> None:
+        from engram.store.rows import read_rows  # late: NumPy takes longer than to see that there is nothing to read
+
         path, begun = self.folder / place, time.time_ns()
-        stored = read_stored(path, kind)
-        signed = signature(str(path), stored.files)
-        if last_change(str(path), stored.files) > begun - SETTLED_NS:
+        files, rows = read_rows(path, kind)
+        signed = signature(str(path), files)
+        if changed_between(str(path), files, begun - SETTLED_NS, time.time_ns() + SETTLED_NS):
             signed = ""
         key = os.fsencode(place)
-        self.table.execute("INSERT INTO run VALUES (?, ?, ?, ?)", (key, kind, "\n".join(stored.files), signed))
-        rows = [(key, kind, *_row(position, entry, stored)) for position, entry in enumerate(stored.entries)]
-        self.table.executemany(f"INSERT INTO entry VALUES ({', '.join('?' * len(COLUMNS))})", rows)
+        self.table.execute("INSERT INTO run VALUES (?, ?, ?, ?)", (key, kind, "\n".join(files), signed))
+        cells = [(key, kind, *row) for row in rows]
+        self.table.executemany(f"INSERT INTO entry VALUES ({', '.join('?' * len(COLUMNS))})", cells)
 
     def _keep(self) -> None:
         """Put the table back into the folder, if that can be; an empty one, or a run's own folder, is left alone."""
@@ -107,8 +102,8 @@ class Index:
                     beside.write_bytes(content + hashlib.sha256(content).digest())
 
 
-def _load(path: Path) -> sqlite3.Connection | None:
-    """The table as it was kept; None where there is none that is whole and of this version."""
+def _load(path: Path) -> tuple[sqlite3.Connection, dict[str, Known]] | None:
+    """The table as it was kept, and the runs in it; None where there is none that is whole and of this version."""
     try:
         kept = path.read_bytes()
     except OSError:
@@ -117,14 +112,20 @@ def _load(path: Path) -> sqlite3.Connection | None:
     if hashlib.sha256(content).digest() != kept[-DIGEST:]:
         return None
     table = sqlite3.connect(":memory:")
-    try:
+    try:  # the checksum shows damage, not forgery
         table.execute("PRAGMA trusted_schema = OFF")
         table.deserialize(content)
         made = tuple(sql for (sql,) in table.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
         (version,) = table.execute("PRAGMA user_version").fetchone()
-    except sqlite3.Error:
+        if (made, version) != (SCHEMA, VERSION) or table.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            return None
+        known = {
+            os.fsdecode(place): Known(kind, tuple(files.split("\n")), signed)
+            for place, kind, files, signed in table.execute("SELECT * FROM run")
+        }
+    except (sqlite3.Error, TypeError, AttributeError, ValueError, MemoryError):  # the last for a table of no bytes
         return None
-    return table if (made, version) == (SCHEMA, VERSION) else None
+    return table, known
 
 
 def _empty() -> sqlite3.Connection:
@@ -132,41 +133,3 @@ def _empty() -> sqlite3.Connection:
     for statement in (*SCHEMA, f"PRAGMA user_version = {VERSION}"):
         table.execute(statement)
     return table
-
-
-def _row(position: int, entry: Entry, stored: Stored) -> list[Any]:
-    """The columns of MEASURES, then all settings."""
-    done, accuracy, sem, bwt = 0, None, None, None
-    if entry.result is not None:
-        final = metrics.estimate(entry.result.average_accuracy[:, -1])
-        done, accuracy, sem = final.num_trials, final.mean, final.sem
-        bwt = metrics.estimate(entry.result.bwt).mean
-    measures = [position, entry.label, entry.state, entry.problem, _started(stored.about), done, accuracy, sem, bwt]
-    settings: dict[str, Any] = {}
-    if entry.config is not None:
-        settings = entry.config.to_dict()
-    else:  # what the run says of itself still finds a method that is damaged
-        settings["benchmark"] = stored.about.get("benchmark") if stored.about.get("benchmark") in BENCHMARKS else None
-        settings["method"] = entry.label if entry.label in METHODS else None
-    return [as_cell(value) for value in (*measures, *(settings.get(name) for name in KINDS))]
-
-
-def as_cell(value: Any) -> int | float | str | None:
-    """A value as SQLite has it."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair can be in a damaged file
-    if isinstance(value, list | tuple):
-        return json.dumps(list(value))
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return float(value) if abs(value) < 1e308 else math.copysign(math.inf, value)
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return value
-
-
-def _started(about: dict[str, Any]) -> str | None:
-    """In universal time, so that the order of words is the order in time."""
-    try:
-        return datetime.fromisoformat(about["started"]).astimezone(UTC).isoformat(timespec="seconds")
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return None

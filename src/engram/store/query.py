@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.config import BENCHMARKS, DATASETS, KINDS, METHODS, as_setting, parse_setting
-from engram.errors import InputError, check_choice
-from engram.store.index import Index, as_cell
-from engram.store.stored import STATES
+from engram.errors import InputError, check_choice, in_brief
+from engram.store.cells import as_cell, from_cell
+from engram.store.index import Index
+from engram.store.survey import STATES
 
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)(.*)", re.DOTALL)
 IN_SQL = {"=": "IS", "==": "IS", "!=": "IS NOT"}  # which know what to say of a setting that is none
@@ -38,17 +38,17 @@ def parse_condition(text: str) -> Condition:
     """As a person types it: `epochs=3`, `strength>=0.5`, `alpha!=uniform`, `max_samples=none`."""
     found = CONDITION.fullmatch(text)
     if not found:
-        raise InputError(f"a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not {text!r}")
+        raise InputError(f"a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not {in_brief(text)}")
     name, comparison, value = found[1], found[2], found[3].strip()
     check_choice("setting", name, KINDS)
     kind = KINDS[name].removesuffix(" | None")
     if comparison not in IN_SQL and kind not in ("int", "float"):
-        raise InputError(f"{name} is not a number, so it can be = or != but not {comparison}, as in {text!r}")
+        raise InputError(f"{name} is not a number, so it can be = or != but not {comparison}, as in {in_brief(text)}")
     if value == "none" and kind != "str":
         value = "null"
     wanted = as_setting(name, parse_setting(f"{name}={value}")[name])
     if wanted is None and comparison not in IN_SQL:
-        raise InputError(f"nothing is more or less than none, as in {text!r}")
+        raise InputError(f"nothing is more or less than none, as in {in_brief(text)}")
     return Condition(name, IN_SQL.get(comparison, comparison), as_cell(wanted))
 
 
@@ -84,6 +84,8 @@ def select(
     by, wanted = OTHER_NAMES.get(by, by), ", ".join(f'"{OTHER_NAMES.get(name, name)}"' for name in columns)
     holds = " AND ".join(f'"{c.column}" {c.comparison} ?' for c in conditions) or "TRUE"
     order = f'"{by}" IS NULL, "{by}" {"DESC" if sort.startswith("-") else "ASC"}, place, position'
+    if sort == "run":  # the order of the index, which need not be sorted
+        order = "place, position"
     found = index.table.execute(
         f"SELECT {wanted} FROM entry WHERE {holds} ORDER BY {order} LIMIT ?",
         (*(condition.value for condition in conditions), -1 if limit is None else limit),
@@ -93,18 +95,9 @@ def select(
         row["run"] = os.fsdecode(row["run"]) or "."
     for name in settings:
         for row in rows:
-            row[name] = _from_cell(row[name], KINDS[name])
+            row[name] = from_cell(row[name], KINDS[name])
     return rows
 
 
 def shown_columns(settings: Sequence[str]) -> list[str]:
     return list(dict.fromkeys((*SHOWN, *settings)))
-
-
-def _from_cell(value: Any, kind: str) -> Any:
-    """A setting as `Config` has it, from what SQLite made of it."""
-    if value is None:
-        return None
-    if kind == "bool":
-        return bool(value)
-    return json.loads(value) if kind.startswith("tuple") else value

@@ -13,7 +13,6 @@ from engram.errors import InputError
 from engram.results import Result, check_format, read_accuracy, read_json
 from engram.sheets import read_sheet
 
-STATES = ("finished", "unfinished", "diverged", "damaged")
 RUN = ("/run.json",)  # the files of each kind, by their place below it; a run has two more for each of its methods
 RESULT = ("/run.json", "/config.toml", "/accuracy.json")  # a folder that gets a run.json is no single result any more
 SHEET = ("",)
@@ -24,7 +23,7 @@ class Entry:
     """One method of a run (of a sheet: one of its settings), as far as it can be read. Dynamics are not."""
 
     label: str
-    state: str  # one of STATES
+    state: str  # one of `survey.STATES`
     config: Config | None = None
     result: Result | None = None
     problem: str = ""  # a sentence, where it is damaged

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engram.config import BENCHMARKS
-from engram.sheets import PARTS
+from engram.presets import PARTS
 
+STATES = ("finished", "unfinished", "diverged", "damaged")
 SHEETS = {f"{part}.json" for part in PARTS}
 
 
@@ -81,7 +82,7 @@ def is_as_read(path: str, known: Known) -> bool:
 
 
 def signature(path: str, files: Sequence[str]) -> str:
-    """Sizes and times of the files: whatever is written to one of them changes it.
+    """Sizes, times and numbers of the files: whatever is written to one of them, or put into its place, changes it.
 
     The time of the last change cannot be set as that of modification can, so an index that came from elsewhere
     together with its runs is not believed.
@@ -89,17 +90,18 @@ def signature(path: str, files: Sequence[str]) -> str:
     return repr([_stamp(path + file) for file in files])
 
 
-def last_change(path: str, files: Sequence[str]) -> int:
-    """When any of the files was last changed, in nanoseconds."""
-    return max((max(stamp[1:]) for file in files if (stamp := _stamp(path + file))), default=0)
+def changed_between(path: str, files: Sequence[str], first: int, last: int) -> bool:
+    """Whether any of the files was changed then, in nanoseconds, by its own account."""
+    stamps = (_stamp(path + file) for file in files)
+    return any(first < when < last for stamp in stamps if stamp for when in stamp[:2])
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def _stamp(path: str) -> tuple[int, int, int, int] | None:
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a name that cannot be
         return None
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 def _join(place: str, name: str) -> str:
