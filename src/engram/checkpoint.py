@@ -277,11 +277,12 @@ def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
     for place, trial, untrained, rows, diverged in described:
         lost = None if diverged is None else DivergedError(*diverged)
         outcomes[place, trial] = TrialOutcome(untrained, rows, [], lost)
-    in_order = list(outcomes.values())
-    for i, trial, task, epoch, step, *values in records.tolist():
-        if not 0 <= i < len(in_order):
+    in_order = list(outcomes.items())
+    for i, *of, loss, eta, hebb_norm, alpha_norm in records.tolist():
+        trial, task, epoch, step = (int(number) for number in of)
+        if not 0 <= i < len(in_order) or in_order[int(i)][0][1] != trial or min(task, epoch, step) < 0:
             raise ValueError("a record is of no outcome")
-        in_order[int(i)].records.append(Record(int(trial), int(task), int(epoch), int(step), *values))
+        in_order[int(i)][1].records.append(Record(trial, task, epoch, step, loss, eta, hebb_norm, alpha_norm))
     return outcomes
 
 

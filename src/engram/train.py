@@ -115,7 +115,9 @@ def check_place(place: Place, learners: Sequence[Learner], batches: Batches, con
     losses = [(sum(trial in plan.trials_of(piece) for trial in trials), piece.num_steps) for piece in done]
     dynamics = [(len(learners), len(DYNAMICS)) for piece in done if plan.ends_in_record(piece)]
     found = [[tuple(tensor.shape) for tensor in tensors] for tensors in (place.losses, place.dynamics)]
-    if place.epoch >= config.epochs or place.piece >= len(plan.pieces) or found != [losses, dynamics]:
+    floating = all(tensor.is_floating_point() for tensor in (*place.losses, *place.dynamics))
+    begun = place.epoch < config.epochs and place.piece < len(plan.pieces)
+    if not (begun and floating and found == [losses, dynamics]):
         raise InputError(f"no run can stand in epoch {place.epoch + 1} after piece {place.piece} with such losses")
 
 
