@@ -138,7 +138,7 @@ class Student:
 
 
 def to_newcomer(rows: Sequence[Row], skipped: int) -> float:
-    """The time of a method for its last tasks over that of a newcomer, each the median of turns that they took together."""
+    """The last tasks of a method over the first of a newcomer: medians over the turns that they took together."""
     beside = [row for row in rows if row.newcomer_ms == row.newcomer_ms][skipped:]
     return statistics.median(row.ms for row in beside) / statistics.median(row.newcomer_ms for row in beside)
 
