@@ -27,7 +27,7 @@ class Scale:
     tasks: int = 1000
     ewc_tasks: int = 200  # it has a term a task, and stops early
     samples: int = 200  # of a task
-    turns: int = 45  # tasks at the end, in which a newcomer learns beside
+    turns: int = 105  # tasks at the end, in which a newcomer learns beside
     skipped: int = 5  # of these: they warm up
     classes: tuple[int, ...] = (10, 100, 1_000, 10_000)
     features: int = 512

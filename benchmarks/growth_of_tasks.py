@@ -24,6 +24,15 @@ from engram.train import Place, train_task
 
 METHODS = ("online-ewc", "si", "mas", "dhp", "dhp+online-ewc", "dhp+si", "dhp+mas", "ewc")
 SPANS = ((6, 15), (91, 100), (991, 1000))  # the tasks whose median stands for 10, 100 and 1,000
+NUMBERS = (
+    "method",
+    *(f"ms, {first}–{last}" for first, last in SPANS),
+    "tasks",
+    "last / newcomer",
+    "ms to examine",
+    "MB after the first",
+    "MB after the last",
+)
 
 
 @dataclass(frozen=True)
@@ -138,9 +147,9 @@ class Student:
 
 
 def to_newcomer(rows: Sequence[Row], skipped: int) -> float:
-    """The last tasks of a method over the first of a newcomer: medians over the turns that they took together."""
+    """The last tasks of a method over the first of a newcomer: the median, over turns, of a turn's ratio."""
     beside = [row for row in rows if row.newcomer_ms == row.newcomer_ms][skipped:]
-    return statistics.median(row.ms for row in beside) / statistics.median(row.newcomer_ms for row in beside)
+    return statistics.median(row.ms / row.newcomer_ms for row in beside)
 
 
 def span_ms(rows: Sequence[Row], first: int, last: int) -> str:
@@ -148,10 +157,19 @@ def span_ms(rows: Sequence[Row], first: int, last: int) -> str:
     return f"{statistics.median(own):.2f}" if len(own) == last - first + 1 else "—"
 
 
+def numbers_of(rows: Sequence[Row], examined: Sequence[Row], ratio: float) -> tuple[str, ...]:
+    """What a reader wants to know of one method."""
+    spans = [span_ms(rows, first, last) for first, last in SPANS]
+    first, last = examined[0], examined[-1]
+    held = (in_mb(first.penalty_bytes), in_mb(last.penalty_bytes))
+    return (last.method, *spans, str(last.task), f"{ratio:.3f}", f"{last.examine_ms:,.1f}", *held)
+
+
 def draw(rows: list[Row], scale: Scale) -> Drawing:
     figure = new_figure(WIDTH, 4.8)
     (learning, turns), (examining, memory) = figure.subplots(2, 2)
     handles, numbers = [], []
+    steady = {row.task: row.ms for row in rows if row.method == "dhp"}  # it has no penalty
     for place, method in enumerate(METHODS):
         own = [row for row in rows if row.method == method]
         examined = [row for row in own if row.examine_ms == row.examine_ms]
@@ -160,22 +178,19 @@ def draw(rows: list[Row], scale: Scale) -> Drawing:
         width = max(1, scale.tasks // 40)
         windows = [own[start : start + width] for start in range(0, len(own), width)]
         middles = [statistics.mean(row.task for row in window) for window in windows]
-        medians = [statistics.median(row.ms for row in window) for window in windows]
+        medians = [statistics.median(row.ms / steady[row.task] for row in window) for window in windows]
         handles += learning.plot(middles, medians, label=method, **line)
         ratio = to_newcomer(own, scale.skipped)
         turns.plot([ratio], [place], "o", ms=4, color=colour, mfc=colour if plastic else "none")
         tasks = [row.task for row in examined]
         examining.plot(tasks, [row.examine_ms for row in examined], **line)
         memory.plot(tasks, [row.penalty_bytes / MB for row in examined], **line)
-        spans = [span_ms(own, first, last) for first, last in SPANS]
-        end = examined[-1]
-        held = (in_mb(examined[0].penalty_bytes), in_mb(end.penalty_bytes))
-        numbers.append((method, *spans, str(end.task), f"{ratio:.3f}", f"{end.examine_ms:,.1f}", *held))
+        numbers.append(numbers_of(own, examined, ratio))
     learning.set_yscale("log")
-    tidy(learning, "task", "ms to learn a task")
+    tidy(learning, "task", "time to learn a task / dhp's")
     turns.set_yticks(range(len(METHODS)), METHODS)
     turns.invert_yaxis()
-    tidy(turns, "last tasks / a newcomer's first")
+    tidy(turns, "last / newcomer")
     rule(turns, x=1, strength=0.4)
     examining.set_xscale("log")
     examining.set_yscale("log")
@@ -183,8 +198,9 @@ def draw(rows: list[Row], scale: Scale) -> Drawing:
     memory.set_xscale("log")
     tidy(memory, "tasks so far", "MB of a penalty's state")
     legend_below(figure, handles)
-    spans = (f"ms, {first}–{last}" for first, last in SPANS)
-    columns = ("method", *spans, "tasks", "last / newcomer", "ms to examine", "MB after the first", "MB after the last")
-    caption = "Time to train on a task and consolidate it, to examine all tasks so far, and what a penalty holds."
-    table = Table("Tasks", columns, numbers)
+    caption = (
+        "Time to train on a task and consolidate it, over that of DHP alone for the same task; that of the last tasks "
+        "over that of a newcomer's first; time to examine all tasks so far; and what a penalty holds."
+    )
+    table = Table("Tasks", NUMBERS, numbers)
     return Drawing("scaling-tasks", "Tasks", caption, figure, columns_of(Row), cells_of(rows), table)
