@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, fields
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.bench.timing import Timing
 from engram.figures.drawing import Drawing
 
 NOT_MEASURED = float("nan")
@@ -62,12 +64,18 @@ class Found:
     about: dict[str, Any]
 
 
+def ratio_in_turns(timing: Timing, other: Timing) -> float:
+    """The median of the ratios of rounds that were played together; who takes long plays in fewer."""
+    return statistics.median(a / b for a, b in zip(timing.rounds, other.rounds, strict=False))
+
+
 def columns_of(row: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(row))
 
 
 def cells_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
-    return [astuple(row) for row in rows]
+    """To six digits, beyond which no clock is to be trusted."""
+    return [tuple(float(f"{c:.6g}") if isinstance(c, float) else c for c in astuple(row)) for row in rows]
 
 
 def in_mb(num_bytes: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from growth import MB, Found, Peak, Setting, bytes_of, cells_of, columns_of, in_mb
+from growth import MB, Found, Peak, Setting, bytes_of, cells_of, columns_of, in_mb, ratio_in_turns
 from torch import Tensor, nn
 
 from engram.bench.timing import Contestant, measure, timed
@@ -58,7 +58,7 @@ def grow_classes(setting: Setting) -> Found:
         timings = dict(zip(HEADS, measure(contestants, setting.scale.seconds, lambda share: None), strict=True))
         medians = {name: 1e3 * statistics.median(timing.rounds) for name, timing in timings.items()}
         for name, (head, peak_bytes) in zip(HEADS, heads, strict=True):
-            ratio = medians[name] / medians["plain"]
+            ratio = ratio_in_turns(timings[name], timings["plain"])
             rows.append(Row(name, size, medians[name], ratio, head.held_bytes(), head.kept_bytes(), peak_bytes))
             rounds[f"{name}, {size}"] = timings[name].rounds
         del heads, contestants, head  # before the next are made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from growth import MB, Found, Peak, Setting, cells_of, columns_of, in_mb
+from growth import MB, Found, Peak, Setting, cells_of, columns_of, in_mb, ratio_in_turns
 
 from engram.bench import loops
 from engram.bench.memory import memory_of_stack
@@ -58,8 +58,8 @@ def grow_stacks(setting: Setting) -> Found:
             stack = smallest if size == smallest.size else make_stack(workload, method, size, setting)
             contestants = [Contestant(method, each.size, each.take) for each in (smallest, stack)]
             timings = measure(contestants, setting.scale.seconds, lambda share: None)
-            least, ms = (1e3 * statistics.median(timing.rounds) for timing in timings)
-            ratio = (ms / size) / (least / smallest.size)
+            ms = 1e3 * statistics.median(timings[1].rounds)
+            ratio = ratio_in_turns(timings[1], timings[0]) * smallest.size / size
             rows.append(Row(workload.name, method, size, ms, 1e3 * ms / size, ratio, stack.held, stack.peak))
             rounds[f"{workload.name}, {method}, {size}"] = timings[1].rounds
             del stack, contestants  # before the next is made
@@ -87,6 +87,7 @@ def make_stack(workload: Workload, method: str, size: int, setting: Setting) -> 
 
 
 def draw(rows: list[Row], on_gpu: bool) -> Drawing:
+    """On a CPU as ratios: there, models go one by one, and what else a machine does shows more than their number."""
     figure = new_figure(WIDTH, 3.0)
     time, memory = figure.subplots(1, 2)
     handles = []
@@ -95,7 +96,8 @@ def draw(rows: list[Row], on_gpu: bool) -> Drawing:
         colour = OTHER if method == MIXED else colour_of_method(method)
         line = {"color": colour, "ls": "-" if network == "mlp" else ":", "marker": "o", "ms": 3, "lw": 1.3}
         sizes = [row.models for row in own]
-        handles += time.plot(sizes, [row.us_per_model for row in own], label=f"{network}: {method}", **line)
+        shares = [row.us_per_model if on_gpu else row.to_smallest for row in own]
+        handles += time.plot(sizes, shares, label=f"{network}: {method}", **line)
         memory.plot(sizes, [(row.peak_bytes if on_gpu else row.held_bytes) / MB for row in own], **line)
     for axes in (time, memory):
         axes.set_xscale("log")
@@ -103,7 +105,7 @@ def draw(rows: list[Row], on_gpu: bool) -> Drawing:
     if not on_gpu:
         time.set_yscale("linear")
         time.set_ylim(bottom=0)
-    tidy(time, "models in a stack", "µs a model and step")
+    tidy(time, "models in a stack", "µs a model and step" if on_gpu else "time / in the smallest stack")
     tidy(memory, "models in a stack", "MB at the peak" if on_gpu else "MB that the models hold")
     legend_below(figure, handles)
     numbers = [
