@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import engram
 from engram import Progress, Result, preset, streams
-from engram.build import build_learner, build_streams
+from engram.build import build_learner, build_streams, precision_of
 from engram.checkpoint import CheckpointFolder, Checkpoints
 from engram.config import METHODS, Config
 from engram.data.batches import plan_epoch
@@ -40,11 +40,9 @@ GPU = torch.device("cuda")
 
 @pytest.fixture(autouse=True)
 def exact() -> Iterator[None]:
-    """Products in full float32."""
-    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    """Products in full float32, as a run computes them."""
+    with precision_of("float32"):
+        yield
 
 
 @pytest.fixture

@@ -205,11 +205,16 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def precision_of(name: str) -> Iterator[torch.dtype]:
-    """The type to compute in; within it, GPUs use TensorFloat-32 in matrix products if it is "tf32", else not."""
+    """The type to compute in; within it, GPUs use TensorFloat-32 in matrix products if it is "tf32", else not.
+
+    Convolutions, of which cuDNN knows several, are then summed up in the same order each time.
+    """
     check_choice("precision", name, ("tf32", "float32", "float64"))
-    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
+    cudnn = torch.backends.cudnn
+    before = (torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic)
+    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = name == "tf32"
+    cudnn.deterministic = True
     try:
         yield torch.float64 if name == "float64" else torch.float32
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
