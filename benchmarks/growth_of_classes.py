@@ -55,7 +55,9 @@ def grow_classes(setting: Setting) -> Found:
         contestants = [
             Contestant(name, 1, timed(head.steps, setting.device)) for name, (head, _) in zip(HEADS, heads, strict=True)
         ]
-        timings = dict(zip(HEADS, measure(contestants, setting.scale.seconds, lambda share: None), strict=True))
+        timings = dict(
+            zip(HEADS, measure(contestants, setting.scale.seconds_of_heads, lambda share: None), strict=True)
+        )
         medians = {name: 1e3 * statistics.median(timing.rounds) for name, timing in timings.items()}
         for name, (head, peak_bytes) in zip(HEADS, heads, strict=True):
             ratio = ratio_in_turns(timings[name], timings["plain"])
