@@ -14,7 +14,9 @@ import statistics
 import struct
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -31,9 +33,11 @@ from engram.cli import app, main
 from engram.config import PAPER_METHODS, load_config
 from engram.display import RunDisplay
 from engram.engines import InProcess
+from engram.engines.in_process import TellOf
 from engram.presets import STEADY
 from engram.reproduction import plan as planning
 from engram.sheets import read_sheet
+from engram.unit import Asked, Unit
 
 REPOSITORY = Path(__file__).parents[1]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
@@ -823,9 +827,19 @@ def test_a_reproduction_runs_nothing_twice_and_mixes_nothing(
 
 
 class Threads(InProcess):
-    """An engine that has room for several units, as a cluster does."""
+    """An engine that has room for several units, as a cluster does; but this process trains one at a time."""
 
     at_once = 3
+    turn = threading.Lock()
+
+    def train(self, units: Sequence[Unit], tell: TellOf, stop_asked: Asked) -> None:
+        for unit in units:
+            with self.turn:
+                super().train([unit], tell, stop_asked)
+
+    def limit(self, unit: Unit) -> int | None:
+        with self.turn:
+            return super().limit(unit)
 
 
 def test_parts_that_run_at_the_same_time_leave_the_same_sheets(

@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from engram import InputError, Progress, preset
+from engram import InputError, Progress, checkpoint, preset
 from engram.build import Own
 from engram.checkpoint import Checkpoint, CheckpointFolder, Checkpoints
 from engram.cli import main
@@ -24,10 +25,11 @@ from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.experiment import Setting, run_on
+from engram.learner import Record, TrialOutcome
 from engram.results import Result
 from engram.runfolder import opened
 from engram.runs import resume_methods, run_methods
-from engram.shares import plan_stacks
+from engram.shares import Share, plan_stacks
 from engram.train import Place
 
 METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
@@ -285,6 +287,30 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
     torch.manual_seed(4)
     run_on([config], [few()], Setting("cpu", own=Own(features)))
     assert torch.equal(torch.rand(3), expected), "and what is drawn after does not depend on them"
+
+
+def test_a_checkpoint_is_of_the_moment_at_which_it_was_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on while it is written, and may have learned a task more by then."""
+    gate = threading.Event()
+    write = checkpoint.write_tensors
+
+    def late(*given: object) -> None:
+        gate.wait(10)
+        write(*given)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", late)
+    (config,) = configs(trials=1)[:1]
+    outcome = TrialOutcome([0.1, 0.2, 0.3], [[0.5, 0.5]], [Record(0, 0, 0, 0, 1.0)])
+    checkpoints = Checkpoints(tmp_path / "stack-0.safetensors")
+    checkpoints.save([config], [], {(0, 0): outcome}, Place(task=1))
+    outcome.rows.append([0.6, 0.6, 0.6])
+    outcome.rows[0][0] = outcome.untrained[0] = 0.9
+    outcome.records.append(Record(0, 1, 0, 0, 1.0))
+    gate.set()
+    checkpoints.wait()
+    kept, _ = checkpoints.read([config], Share((0,), (0,)))
+    found = kept.outcomes[0, 0]
+    assert (found.untrained, found.rows, len(found.records)) == ([0.1, 0.2, 0.3], [[0.5, 0.5]], 1)
 
 
 # --- refused

@@ -313,7 +313,7 @@ def command() -> Target:
             made = configs_of("split-mnist", "si,dhp+si", parse_setting(text))
         else:
             made = configs_of(str(path), None, {"epochs": 1})
-        runs.check_options(made, "cpu", "float32", None)
+        runs.check_options(made, Setting("cpu", "float32"))
         for found in made:
             assert from_dict(tomllib.loads(found.to_toml())) == found
 

@@ -266,8 +266,9 @@ def _check_header(header: dict[str, Any], configs: Sequence[Config], keys: Seque
 
 
 def _described(outcome: TrialOutcome) -> list[Any]:
+    """As it is now: it may have a row more by the time that it is written."""
     diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
-    return [outcome.untrained, outcome.rows, diverged]
+    return [list(outcome.untrained), [list(row) for row in outcome.rows], diverged]
 
 
 def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
