@@ -52,6 +52,7 @@ def grow_stacks(setting: Setting) -> Found:
     rounds: dict[str, tuple[float, ...]] = {}
     total = sum(len(sizes) for _, _, sizes in plans)
     for workload, method, sizes in plans:
+        make_stack(workload, method, sizes[0], setting)  # for what libraries take once, which is no stack's
         smallest = make_stack(workload, method, sizes[0], setting)
         for size in sizes:
             setting.report(len(rows) / total, f"{workload.name}, {method}: {size}")

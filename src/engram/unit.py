@@ -21,6 +21,8 @@ from engram.stack.descent import check_step
 from engram.stack.program import Batches
 from engram.train import Place, Watch, check_place, run_stream
 
+NO_SIZE = ("strength", "eta", "xi", "gamma", "learning_rate")  # settings on which no model's memory depends
+
 
 @dataclass(frozen=True)
 class Source:
@@ -82,11 +84,16 @@ def train_unit(unit: Unit, tell: Tell = lambda told: None, stop_asked: Asked = n
 
 def find_limit(unit: Unit) -> int | None:
     """How many models like those of a unit fit into the memory of its device; None for as many as one likes."""
+    alike = {
+        config.replace(**{name: 1.0 for name in NO_SIZE if getattr(config, name) is not None}): config
+        for config in unit.configs
+    }
+    kinds = replace(unit, configs=list(alike.values()))
     with _computing(unit.precision) as dtype:
         device = choose_device(unit.device)
         first = unit.share.trials[:1]
         return largest_stack(
-            unit.configs, lambda place: _build(replace(unit, share=Share((place,), first)), device, dtype), device
+            kinds.configs, lambda place: _build(replace(kinds, share=Share((place,), first)), device, dtype), device
         )
 
 

@@ -19,13 +19,16 @@ import torch
 
 from engram.data.samples import Dataset
 from engram.engines.in_process import TellOf, surroundings
+from engram.engines.letters import Letter, News, Post, with_news
 from engram.errors import InputError, said
 from engram.holding import held
+from engram.shares import Outcomes
 from engram.unit import Asked, Told, Unit, find_limit, train_unit
 
 RETRIES = 3  # of a unit whose worker died
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_LETTERS = 0.5  # of a worker that only moved
+SECONDS_BETWEEN_QUESTIONS = 0.5  # whether to stop
 SECONDS_TO_LET_GO = 60.0  # that the worker of a driver that was killed has before another takes its place
 
 
@@ -53,27 +56,6 @@ def start_ray(address: str | None) -> Iterator[RayEngine]:
         yield RayEngine(ray)
     finally:
         ray.shutdown()
-
-
-class _Post:
-    """Where workers leave word for the driver, and learn whether they are to stop."""
-
-    def __init__(self) -> None:
-        self.letters: list[tuple[int, Told]] = []
-        self.stopping = False
-
-    def bring(self, number: int, told: Told) -> None:
-        self.letters.append((number, told))
-
-    def take(self) -> list[tuple[int, Told]]:
-        letters, self.letters = self.letters, []
-        return letters
-
-    def stop(self) -> None:
-        self.stopping = True
-
-    def is_stopping(self) -> bool:
-        return self.stopping
 
 
 class RayEngine:
@@ -134,46 +116,73 @@ class RayEngine:
 
     def train(self, units: Sequence[Unit], tell: TellOf, stop_asked: Asked) -> None:
         """All units at once, as far as there is room."""
-        ray = self.ray
-        post = ray.remote(_Post).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
-        by_number = {unit.number: unit for unit in units}
-        deaths: Counter[int] = Counter()
-
-        def submit(unit: Unit) -> Any:
-            light, refs = self._without_data(unit)
-            return ray.remote(_train).options(**self._needs(unit.device)).remote(light, self.threads, post, *refs)
-
-        def deliver() -> None:
-            for number, told in ray.get(post.take.remote()):
-                tell(number, told)
-
-        pending = {submit(unit): unit.number for unit in units}
-        stopping = False
+        post = self.ray.remote(Post).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+        pending: dict[Any, Unit] = {}
         try:
-            while pending:
-                if stop_asked() and not stopping:
-                    stopping = True
-                    ray.get(post.stop.remote())
-                done, _ = ray.wait(list(pending), timeout=SECONDS_BETWEEN_LOOKS)
-                deliver()
-                for ref in done:
-                    number = pending.pop(ref)
-                    try:
-                        ray.get(ref)
-                    except ray.exceptions.RayTaskError as failed:
-                        raise failed.cause from None
-                    except ray.exceptions.RayError as death:
-                        deaths[number] += 1
-                        if deaths[number] > RETRIES:
-                            told = f"the workers of stack {number + 1} died {deaths[number]} times"
-                            raise InputError(f"{told}, the last of it: {said(death)}") from death
-                        tell(number, Told(0, 0, {}, note=f"a worker of stack {number + 1} died: it is tried again"))
-                        pending[submit(by_number[number])] = number
-            deliver()
+            _Training(self, post, tell, pending).run(units, stop_asked)
         finally:
             for ref in pending:
-                ray.cancel(ref, force=True)
-            ray.kill(post)
+                self.ray.cancel(ref, force=True)
+            self.ray.kill(post)
+
+    def submit(self, unit: Unit, attempt: int, post: Any) -> Any:
+        light, refs = self._without_data(unit)
+        task = self.ray.remote(_train).options(**self._needs(unit.device))
+        return task.remote(light, attempt, self.threads, post, *refs)
+
+
+class _Training:
+    """Units on their way: who is at work, who died, and what all have told so far."""
+
+    def __init__(self, engine: RayEngine, post: Any, tell: TellOf, pending: dict[Any, Unit]):
+        self.engine = engine
+        self.post = post
+        self.tell = tell
+        self.pending = pending
+        self.deaths: Counter[int] = Counter()
+        self.outcomes: dict[int, Outcomes] = {}  # by unit
+
+    def run(self, units: Sequence[Unit], stop_asked: Asked) -> None:
+        ray = self.engine.ray
+        for unit in units:
+            self._submit(unit)
+        stopping = False
+        while self.pending:
+            if stop_asked() and not stopping:
+                stopping = True
+                ray.get(self.post.stop.remote())
+            done, _ = ray.wait(list(self.pending), timeout=SECONDS_BETWEEN_LOOKS)
+            self._deliver()
+            for ref in done:
+                self._end(ref)
+
+    def _submit(self, unit: Unit) -> None:
+        self.outcomes[unit.number] = {}
+        self.pending[self.engine.submit(unit, self.deaths[unit.number], self.post)] = unit
+
+    def _deliver(self) -> None:
+        for letter in self.engine.ray.get(self.post.take.remote()):
+            if letter.attempt == self.deaths[letter.number]:  # else of a worker that is dead by now
+                whole = with_news(self.outcomes[letter.number], letter.told.outcomes)
+                self.tell(letter.number, replace(letter.told, outcomes=whole))
+
+    def _end(self, ref: Any) -> None:
+        unit = self.pending.pop(ref)
+        errors = self.engine.ray.exceptions
+        try:
+            outcomes = self.engine.ray.get(ref)  # whole, whatever letters may have been lost
+            self.tell(unit.number, Told(1.0, unit.configs[0].num_tasks - 1, outcomes))
+        except errors.RayTaskError as failed:
+            raise failed.cause from None
+        except errors.RayError as death:
+            self.deaths[unit.number] += 1
+            times = self.deaths[unit.number]
+            if times > RETRIES:
+                told = f"the workers of stack {unit.number + 1} died {times} times"
+                raise InputError(f"{told}, the last of it: {said(death)}") from death
+            note = f"a worker of stack {unit.number + 1} died: it is tried again"
+            self.tell(unit.number, Told(0, 0, {}, note=note))
+            self._submit(unit)
 
 
 def _surroundings(device: str, threads: int) -> dict[str, Any]:
@@ -186,28 +195,36 @@ def _limit(unit: Unit, threads: int, *datasets: Dataset) -> int | None:
     return find_limit(replace(unit, source=replace(unit.source, datasets=datasets)))
 
 
-def _train(unit: Unit, threads: int, post: Any, *datasets: Dataset) -> None:
+def _train(unit: Unit, attempt: int, threads: int, post: Any, *datasets: Dataset) -> Outcomes:
     """What a worker does."""
     import ray
 
     torch.set_num_threads(threads)
     unit = replace(unit, source=replace(unit.source, datasets=datasets))
-    last = 0.0
+    news = News()
+    last_letter = last_question = 0.0
+    stopping = False
 
     def tell(told: Told) -> None:
-        nonlocal last
+        nonlocal last_letter
         moved_only = not (told.learned or told.note or told.done == 1)
-        if moved_only and time.monotonic() - last < SECONDS_BETWEEN_LETTERS:
+        if moved_only and time.monotonic() - last_letter < SECONDS_BETWEEN_LETTERS:
             return
-        last = time.monotonic()
-        post.bring.remote(unit.number, replace(told, outcomes={}) if moved_only else told)
+        last_letter = time.monotonic()
+        outcomes = {} if moved_only else news.of(told.outcomes)
+        post.bring.remote(Letter(unit.number, attempt, replace(told, outcomes=outcomes)))
 
     def stop_asked() -> bool:
-        return bool(ray.get(post.is_stopping.remote()))
+        nonlocal last_question, stopping
+        if time.monotonic() - last_question > SECONDS_BETWEEN_QUESTIONS:
+            last_question = time.monotonic()
+            stopping = ray.get(post.is_stopping.remote())
+        return stopping
 
     with _sole_worker(unit):
-        train_unit(unit, tell, stop_asked)
-    stop_asked()  # letters arrive in order: when this is answered they are all there
+        outcomes = train_unit(unit, tell, stop_asked)
+    ray.get(post.is_stopping.remote())  # letters arrive in order: when this is answered they are all there
+    return outcomes
 
 
 @contextmanager
