@@ -20,7 +20,7 @@ import torch
 from engram.data.samples import Dataset
 from engram.engines.in_process import TellOf, surroundings
 from engram.engines.letters import Letter, News, Post, with_news
-from engram.errors import InputError, said
+from engram.errors import InputError, Stopped, said
 from engram.holding import held
 from engram.shares import Outcomes
 from engram.unit import Asked, Told, Unit, find_limit, train_unit
@@ -140,21 +140,24 @@ class _Training:
         self.tell = tell
         self.pending = pending
         self.deaths: Counter[int] = Counter()
+        self.stopped = False
         self.outcomes: dict[int, Outcomes] = {}  # by unit
 
     def run(self, units: Sequence[Unit], stop_asked: Asked) -> None:
         ray = self.engine.ray
         for unit in units:
             self._submit(unit)
-        stopping = False
+        told_to_stop = False
         while self.pending:
-            if stop_asked() and not stopping:
-                stopping = True
+            if stop_asked() and not told_to_stop:
+                told_to_stop = True
                 ray.get(self.post.stop.remote())
             done, _ = ray.wait(list(self.pending), timeout=SECONDS_BETWEEN_LOOKS)
             self._deliver()
             for ref in done:
                 self._end(ref)
+        if self.stopped:
+            raise Stopped
 
     def _submit(self, unit: Unit) -> None:
         self.outcomes[unit.number] = {}
@@ -173,7 +176,9 @@ class _Training:
             outcomes = self.engine.ray.get(ref)  # whole, whatever letters may have been lost
             self.tell(unit.number, Told(1.0, unit.configs[0].num_tasks - 1, outcomes))
         except errors.RayTaskError as failed:
-            raise failed.cause from None
+            if not isinstance(failed.cause, Stopped):
+                raise failed.cause from None
+            self.stopped = True  # the others are still to be waited for, until they too have kept where they stand
         except errors.RayError as death:
             self.deaths[unit.number] += 1
             times = self.deaths[unit.number]
@@ -221,6 +226,8 @@ def _train(unit: Unit, attempt: int, threads: int, post: Any, *datasets: Dataset
             stopping = ray.get(post.is_stopping.remote())
         return stopping
 
+    if stop_asked():  # before it could begin
+        raise Stopped
     with _sole_worker(unit):
         outcomes = train_unit(unit, tell, stop_asked)
     ray.get(post.is_stopping.remote())  # letters arrive in order: when this is answered they are all there
