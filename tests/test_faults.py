@@ -21,6 +21,7 @@ import pytest
 
 from engram import InputError, Progress, preset
 from engram.checkpoint import CheckpointFolder
+from engram.cli import main
 from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
@@ -240,14 +241,21 @@ def wait_until(condition: Callable[[], bool], running: subprocess.Popen[str]) ->
 def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command leaves, to which nothing happened."""
     folder = tmp_path_factory.mktemp("commanded") / "run"
-    running = process(*COMMAND, "--out", folder)
-    _, err = running.communicate()
-    assert running.returncode == 0, err
+    assert command(*COMMAND, "--out", folder) is None
     return folder
 
 
+def command(*arguments: object) -> object:
+    """The same in this process; returns the exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_once_is_to_stop_and_keep(commanded: Path, tmp_path: Path, number: int, code: int) -> None:
+def test_once_is_to_stop_and_keep(
+    commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
     folder = tmp_path / "run"
     running = process(*COMMAND, "--out", folder)
     wait_until(lambda: (folder / "checkpoints" / "plan.json").exists(), running)
@@ -259,10 +267,10 @@ def test_once_is_to_stop_and_keep(commanded: Path, tmp_path: Path, number: int, 
     assert first == ("engram: stopping: the steps that are being taken are ended and kept; Ctrl-C again stops at once")
     assert last == f"engram: stopped; `engram run --resume {folder}` goes on"
     assert CheckpointFolder(folder).kept_any
-    running = process("run", "--resume", folder)
-    out, err = running.communicate(timeout=60)
-    assert (running.returncode, err) == (0, "")
-    assert "goes on from task" in out
+    assert command("run", "--resume", folder) is None
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "goes on from task" in captured.out
     assert results_in(folder) == results_in(commanded)
 
 
@@ -295,21 +303,18 @@ def test_a_disk_that_the_system_says_is_full(commanded: Path, tmp_path: Path) ->
     assert "File too large" in err
     assert json.loads((folder / "run.json").read_text())["methods"] == ["si", "dhp+mas"]
     assert not list(folder.rglob(".*")), "no half of a file is left"
-    running = process("run", "--resume", folder)
-    _, err = running.communicate(timeout=60)
-    assert (running.returncode, err) == (0, "")
+    assert command("run", "--resume", folder) is None
     assert results_in(folder) == results_in(commanded)
 
 
-def test_two_processes_on_one_folder(tmp_path: Path) -> None:
+def test_two_processes_on_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     first = process(*COMMAND, "--epochs", "100", "--out", folder)
     wait_until(lambda: (folder / "checkpoints" / "plan.json").exists(), first)
     before = {path.name for path in folder.rglob("*")}
     for arguments in ([*COMMAND, "--out", folder], ["run", "--resume", folder]):
-        second = process(*arguments)
-        _, err = second.communicate(timeout=60)
-        assert second.returncode == 2
+        assert command(*arguments) == 2
+        err = capsys.readouterr().err
         assert "already holds a run" in err or "another process is at work on the run in" in err
     assert before <= {path.name for path in folder.rglob("*")}
     assert first.poll() is None, "the first goes on"
