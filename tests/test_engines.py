@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -184,17 +185,30 @@ def test_what_a_worker_refuses_is_said_here(cluster: Engine) -> None:
 
 def test_a_run_on_ray_that_was_stopped_goes_on_anywhere(cluster: Engine, tmp_path: Path) -> None:
     seen: list[Progress] = []
+    here = os.getpid()
+
+    class Slow(nn.Module):
+        """Slow in a worker, so that there is time to stop it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(784, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if os.getpid() != here:
+                time.sleep(0.02)
+            return self.linear(x.flatten(1)).relu()
 
     def stop() -> bool:
-        """When all stacks that have room have begun."""
+        """When all stacks that have room have learned a task."""
         return len(seen) > 0 and len(seen[-1].outcomes) >= min(2, cluster.at_once)
 
     kept = CheckpointFolder(tmp_path, seconds_between=1000)
-    asked = configs(epochs=60, trials=1)
-    setting = Setting("cpu", max_stack=1, checkpoints=kept, engine=cluster, stop_asked=stop)
+    asked = configs(epochs=4, trials=1, network="own")
+    setting = Setting("cpu", max_stack=1, own=Own(Slow), checkpoints=kept, engine=cluster, stop_asked=stop)
     with pytest.raises(Stopped):
         run_on(asked, [few()], setting, seen.append)
     # of those at work each has kept where it stands, though the other ended first
     assert all(kept.of_stack(number).path.exists() for number in range(min(2, cluster.at_once)))
-    resumed = run_on(asked, [few()], Setting("cpu", checkpoints=CheckpointFolder(tmp_path)))
-    assert_same(resumed, run_on(asked, [few()], Setting("cpu")))
+    resumed = run_on(asked, [few()], Setting("cpu", own=Own(Slow), checkpoints=CheckpointFolder(tmp_path)))
+    assert_same(resumed, run_on(asked, [few()], Setting("cpu", own=Own(Slow))))
