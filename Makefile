@@ -1,12 +1,13 @@
-# make env     the environment in .venv        make test    its tests
-# make demo    Split MNIST, all methods        make check   tests, lint and types
+# make env     the environment in .venv        make test    its tests, but for those of make test-slow:
+#                                              clusters, several processes, kills
+# make demo    Split MNIST, all methods        make check   all tests, lint and types
 # make docs    the documentation in site/
 # make test-avalanche    the tests that need avalanche-lib, in an environment of their own
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test test-avalanche check lint docs clean
+.PHONY: env demo test test-slow test-avalanche check lint docs clean
 
 env: .venv/.made
 
@@ -24,7 +25,11 @@ demo: env
 
 test: export OMP_NUM_THREADS = 1
 test: env
-	$(BIN)/python -m pytest -n 2 -rs
+	$(BIN)/python -m pytest -n 2 -rs -m "not slow"
+
+test-slow: export OMP_NUM_THREADS = 1
+test-slow: env
+	$(BIN)/python -m pytest -n 2 -rs -m slow
 
 # avalanche-lib has many requirements, so it gets an environment of its own; torchvision without its idea of a PyTorch.
 .venv-avalanche/.made: pyproject.toml constraints.txt
@@ -37,7 +42,7 @@ test-avalanche: export OMP_NUM_THREADS = 1
 test-avalanche: .venv-avalanche/.made
 	.venv-avalanche/bin/python -m pytest -rs tests/test_avalanche.py
 
-check: test lint
+check: test test-slow lint
 
 lint: env
 	$(BIN)/ruff check src tests tools examples benchmarks

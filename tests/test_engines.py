@@ -88,6 +88,7 @@ def test_without_ray_it_is_said_what_to_install(
 # --- Ray
 
 
+@pytest.mark.slow
 def test_a_run_on_ray_leaves_the_same_files(
     cluster: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ def fragile(marker: Path, calls: int) -> Callable[[], nn.Module]:
     return Fragile
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_goes_on_from_its_checkpoint(cluster: Engine, tmp_path: Path) -> None:
     (config,) = configs("si", network="own", trials=1)
     marker = tmp_path / "died"
@@ -158,6 +160,7 @@ def test_a_worker_that_dies_is_replaced_and_goes_on_from_its_checkpoint(cluster:
     assert_same([result], run_on([config], [few()], Setting("cpu", own=own)))
 
 
+@pytest.mark.slow
 def test_workers_that_always_die_are_given_up(cluster: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.engines.on_ray.RETRIES", 1)
     (config,) = configs("finetune", network="own", trials=1)
@@ -173,6 +176,7 @@ def test_workers_that_always_die_are_given_up(cluster: Engine, monkeypatch: pyte
         run_on([config], [few()], setting)
 
 
+@pytest.mark.slow
 def test_what_a_worker_refuses_is_said_here(cluster: Engine) -> None:
     def features() -> nn.Module:
         return nn.Flatten(0)
@@ -183,6 +187,7 @@ def test_what_a_worker_refuses_is_said_here(cluster: Engine) -> None:
         cluster.surroundings("cuda")
 
 
+@pytest.mark.slow
 def test_a_run_on_ray_that_was_stopped_goes_on_anywhere(cluster: Engine, tmp_path: Path) -> None:
     seen: list[Progress] = []
     here = os.getpid()

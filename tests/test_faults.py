@@ -252,6 +252,7 @@ def command(*arguments: object) -> object:
     return ended.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_once_is_to_stop_and_keep(
     commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, code: int
@@ -274,6 +275,7 @@ def test_once_is_to_stop_and_keep(
     assert results_in(folder) == results_in(commanded)
 
 
+@pytest.mark.slow
 def test_twice_is_to_stop_at_once(tmp_path: Path) -> None:
     """Here the steps take minutes, so that the first is still being waited for."""
     folder = tmp_path / "run"
@@ -292,6 +294,7 @@ def test_twice_is_to_stop_at_once(tmp_path: Path) -> None:
     assert err == f"engram: stopped; `engram run --resume {folder}` goes on\n"
 
 
+@pytest.mark.slow
 def test_a_disk_that_the_system_says_is_full(commanded: Path, tmp_path: Path) -> None:
     """No file may be larger than 4 kB, which results are and settings are not."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
@@ -307,6 +310,7 @@ def test_a_disk_that_the_system_says_is_full(commanded: Path, tmp_path: Path) ->
     assert results_in(folder) == results_in(commanded)
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     first = process(*COMMAND, "--epochs", "100", "--out", folder)

@@ -18,9 +18,8 @@ from engram.ranks import ranks_of, ranks_of_call
 from engram.wrapping import bare
 from parallel_ranks import CASES, HEADS, NUM_RANKS, NUM_SAMPLES, Case, example, learn, own_rows
 
-pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="needs torch.distributed"
-)
+here = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not here, reason="needs torch.distributed")]
 
 SCRIPT = Path(__file__).parent / "parallel_ranks.py"
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

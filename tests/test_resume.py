@@ -116,6 +116,7 @@ def wait_for(condition: Callable[[], bool], process: multiprocessing.Process) ->
     raise AssertionError("it took too long")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_killed_at_ten_random_moments_a_run_ends_in_identical_files(tmp_path: Path) -> None:
     folder, reference = tmp_path / "run", tmp_path / "whole"

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from engram.bench import timing
 
+pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 PARTS = ("stack", "tasks", "classes")
 Run = Callable[..., str]

@@ -460,6 +460,7 @@ def test_divergence_is_told_with_a_remedy() -> None:
 # --- a long life ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dhp+si", "dhp+online-ewc"])  # which keeps samples, as MAS does
 def test_a_thousand_calls_take_no_more_memory_and_no_more_time(method: str) -> None:
     classifier = ContinualClassifier(method=method, **SMALL)
