@@ -17,6 +17,7 @@ from engram.replacing import write_atomically
 from engram.results import Result, claim_folder, write_result
 
 LOG = "log.txt"
+SECONDS_TO_RETRY = 1.0  # after results could not be written
 SHARE_OF_TIME = 0.1  # that is spent on writing results while a run goes on: those of a thousand tasks are large
 
 
@@ -53,7 +54,7 @@ class RunFolder:
         except OSError as reason:
             trouble = f"the results so far cannot be written to {self.path}: {said(reason)}; the run goes on"
         took = time.monotonic() - began
-        self.next_write = began + took / SHARE_OF_TIME
+        self.next_write = began + max(took / SHARE_OF_TIME, 0.0 if trouble is None else SECONDS_TO_RETRY)
         return trouble
 
     def finish(self, results: Sequence[Result], description: dict[str, Any]) -> None:
