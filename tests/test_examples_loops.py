@@ -37,6 +37,7 @@ def test_every_loop_is_in_the_guide() -> None:
     assert [name for name in LOOPS if f"examples/{name}.py" not in text] == []
 
 
+@pytest.mark.slow
 def test_a_script_prints_a_table() -> None:
     command = [sys.executable, str(EXAMPLES / "loop_sgd_momentum.py"), "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=120)

@@ -100,6 +100,7 @@ def harmful() -> Target:
     return Target(dict.fromkeys(HARM, b"content"), lambda folder, name: HARM[name][0]())
 
 
+@pytest.mark.slow
 def test_the_fuzzer_sees_every_kind_of_fault() -> None:
     names = [damaged("harmful", harmful(), 0, index)[0] for index in range(200)]
     indices = [names.index(name) for name in HARM]

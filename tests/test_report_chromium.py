@@ -14,7 +14,10 @@ from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
 from test_report import PARTS, make_reproduction, make_result, make_sheet
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),
+]
 
 PHONE = {"width": 390, "height": 844}
 A4 = {"width": 680, "height": 962}  # what is left of the sheet inside its margins, in CSS pixels
