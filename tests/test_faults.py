@@ -208,7 +208,9 @@ def test_a_folder_that_becomes_read_only_costs_no_result(
 # --- processes
 
 
-def process(*arguments: object, limit: int | None = None, **options: object) -> subprocess.Popen[str]:
+def process(
+    *arguments: object, limit: int | None = None, places: dict[str, Path] | None = None, **options: object
+) -> subprocess.Popen[str]:
     """The command, as a person starts it; `limit` is the largest file that the system lets it write."""
 
     def prepare() -> None:
@@ -217,6 +219,7 @@ def process(*arguments: object, limit: int | None = None, **options: object) -> 
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    environment |= {name: str(place) for name, place in (places or {}).items()}
     return subprocess.Popen(
         [sys.executable, "-m", "engram", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -299,11 +302,12 @@ def test_a_disk_that_the_system_says_is_full(commanded: Path, tmp_path: Path) ->
     """No file may be larger than 4 kB, which results are and settings are not."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    running = process(*COMMAND, "--out", folder, limit=4096)
+    running = process(*COMMAND, "--out", folder, limit=4096, places={"TMPDIR": elsewhere, "HOME": elsewhere})
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
     assert err.count("\n") == 1
-    assert "File too large" in err
+    assert "File too large; nor elsewhere, so that they are lost; `engram run --resume" in err
+    assert list(elsewhere.iterdir()) == [], "no empty folder is left there"
     assert json.loads((folder / "run.json").read_text())["methods"] == ["si", "dhp+mas"]
     assert not list(folder.rglob(".*")), "no half of a file is left"
     assert command("run", "--resume", folder) is None

@@ -457,6 +457,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(stopped: Path, whole: 
     assert_same(stopped, whole)
 
 
+def test_a_missing_checkpoint_gives_way_to_the_one_before(stopped: Path, whole: Path) -> None:
+    path_of(stopped).unlink()
+    seen: list[Progress] = []
+    go_on(stopped, report=seen.append)
+    assert f"{path_of(stopped)} is missing: the checkpoint before it is taken" in [progress.note for progress in seen]
+    assert_same(stopped, whole)
+
+
 def test_where_both_checkpoints_are_damaged_nothing_is_overwritten(stopped: Path, whole: Path) -> None:
     both = [path_of(stopped), Checkpoints(path_of(stopped)).before]
     for path in both:

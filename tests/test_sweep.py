@@ -19,6 +19,7 @@ from engram.sweep.halving import num_survivors, num_trials, rungs, survivors
 from engram.sweep.proposals import Search
 from engram.sweep.run import Plan, Tried, best_of, run_sweep
 from engram.sweep.space import Choice, Range, check_axes, grid, parse_axis, parse_choice
+from engram.sweep.tables import on_what
 
 # --- what is swept
 
@@ -59,7 +60,7 @@ def test_what_is_no_axis_is_refused(text: str, words: str) -> None:
 
 
 def test_a_sweep_is_over_how_something_is_learned_and_not_over_what() -> None:
-    for name in ("trials=1,2", "seed=1,2", "num_tasks=2,3", "method=si,mas", "benchmark=split-mnist"):
+    for name in ("trials=1,2", "seed=1,2", "num_tasks=2,3", "method=si,mas", "dataset=mnist,notmnist"):
         with pytest.raises(InputError, match="cannot be over"):
             check_axes([parse_choice(name)])
     with pytest.raises(InputError, match="named twice"):
@@ -130,9 +131,9 @@ def test_without_optuna_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "batch_size": 20, "trials": 3}
 
 
-def few() -> list[Dataset]:
+def few(num_train: int = 300) -> list[Dataset]:
     digits = load("mnist-small")
-    return [Dataset(digits.name, digits.train[slice(300)], digits.test[slice(60)], "structure")]
+    return [Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(60)], "structure")]
 
 
 def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **changes: object) -> Plan:
@@ -141,7 +142,8 @@ def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **chan
 
 
 def tried_in(plan: Plan, folder: Path, **options: object) -> list[Tried]:
-    return run_sweep(plan, folder, lambda config: few(), command="engram sweep", setting=Setting("cpu"), **options)
+    usual = {"setting": Setting("cpu"), "command": "engram sweep"}
+    return run_sweep(plan, folder, lambda config: few(), **usual | options)
 
 
 GRID = ("learning_rate=0.001,0.01,0.1,0.3", "xi=0.1")
@@ -194,9 +196,9 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same(swept: tuple[list[Tried], 
 
 def test_a_search_tries_nothing_twice(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    tried = tried_in(a_plan("alpha=synapse,uniform", num_points=12, trials=1), tmp_path)
-    assert [(each.config.method, each.point["alpha"]) for each in tried] == [
-        (method, alpha) for method in ("si", "dhp+si") for alpha in dict.fromkeys(each.point["alpha"] for each in tried)
+    tried = tried_in(a_plan("penalty_step=proximal,gradient", num_points=12, trials=1), tmp_path)
+    assert sorted((each.config.method, each.point["penalty_step"]) for each in tried) == [
+        (method, step) for method in ("dhp+si", "si") for step in ("gradient", "proximal")
     ]
 
 
@@ -209,23 +211,62 @@ def test_trials_that_diverge_count_as_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
-    tried_in(a_plan("eta=0.1", trials=1), tmp_path / "one")
+    tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one")
     with pytest.raises(InputError, match="there is another sweep in"):
-        tried_in(a_plan("eta=0.2", trials=1), tmp_path / "one")
+        tried_in(a_plan("xi=0.2", trials=1), tmp_path / "one")
+    with pytest.raises(InputError, match="there is another sweep in"):
+        tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one", setting=Setting("cpu", "float64"))
+    with pytest.raises(InputError, match="the data are not those"):
+        run_sweep(a_plan("xi=0.1", trials=1), tmp_path / "one", lambda config: few(299), command="engram sweep")
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match=r"not empty \(it holds mine.txt\)"):
-        tried_in(a_plan("eta=0.2", trials=1), tmp_path / "two")
+        tried_in(a_plan("xi=0.2", trials=1), tmp_path / "two")
 
 
 def test_a_range_is_not_a_grid() -> None:
     with pytest.raises(InputError, match="is a range"):
-        a_plan("eta=0.1..0.2")
+        a_plan("xi=0.1..0.2")
     with pytest.raises(InputError, match="at least one point"):
-        a_plan("eta=0.1..0.2", num_points=0)
+        a_plan("xi=0.1..0.2", num_points=0)
     bases = [preset("split-mnist", "finetune")]
-    with pytest.raises(InputError, match="no strength"):
-        Plan(bases, [parse_choice("strength=1,2")])
+    for axis in ("strength=1,2", "eta=0.1", "xi=0.1", "gamma=0.5", "protect=slow"):
+        with pytest.raises(InputError, match="changes nothing in the method finetune"):
+            Plan(bases, [parse_choice(axis)])
+
+
+def test_two_values_are_two_points() -> None:
+    assert [str(parse_choice(f"xi={text}")) for text in ("1", "1.0000001")] == ["xi=1", "xi=1.0000001"]
+
+
+def test_a_sweep_whose_folder_vanished_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+
+    def vanish(progress: Progress) -> None:
+        if folder.exists() and progress.share > 0.1:
+            folder.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(InputError, match="the folder was removed; the same command goes on"):
+        tried_in(a_plan("xi=0.1,0.2", trials=1), folder, report=vanish)
+    assert not (folder / "rungs" / "1-1.json").exists()
+
+
+def test_a_sweep_that_goes_on_elsewhere_warns(tmp_path: Path) -> None:
+    tried_in(a_plan("xi=0.1", trials=1), tmp_path)
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    content["made_with"]["torch"] = "1.0"
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    notes: list[str | None] = []
+    tried_in(a_plan("xi=0.1", trials=1), tmp_path, report=lambda progress: notes.append(progress.note))
+    assert "torch 1.0 is now" in notes[0]
+
+
+def test_it_is_said_on_what_the_best_was_chosen() -> None:
+    usual = preset("split-mnist", "si")
+    chosen = usual.replace(**CHOOSING)
+    assert on_what(chosen, usual) == "on the test samples, with other seeds"
+    assert on_what(chosen.replace(seed=0), usual) == "on the test samples, with the same seeds"
+    assert "on which it was chosen" in on_what(chosen.replace(examine="test"), usual)
 
 
 # --- the command

@@ -2,9 +2,10 @@
 
     python tools/kill.py --kills 50
 
-Three commands are killed with SIGKILL: a run, a sweep, and a report. Each is started again by what a person would type
-(`engram run --resume`, or the same command), until it comes to its end. Then every number must be that of the command
-that nobody killed; after every kill each file of a finished trial must be readable and hold what it held before.
+Four commands are killed with SIGKILL: a run, a run in several stacks, a sweep, and a report. Each is started again by
+what a person would type (`engram run --resume`, or the same command), until it comes to its end. Then every number must
+be that of the command that nobody killed; after every kill each file of a finished trial must be readable and hold what
+it held before.
 """
 
 from __future__ import annotations

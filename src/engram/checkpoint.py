@@ -66,10 +66,13 @@ class CheckpointFolder:
         """What was kept by `keep_limit`; None if nothing was yet."""
         if not self._plan.exists():
             return None
-        kept = read_json(self._plan)
+        try:
+            kept = read_json(self._plan)
+        except InputError as reason:
+            raise InputError(f"{reason}; remove it, and the run goes on if it is divided as before") from reason
         limit = kept.get("limit", 0) if isinstance(kept, dict) else 0
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise InputError(f"{self._plan} is damaged: it does not say how many models a stack may have")
+            raise InputError(f"{self._plan} is damaged: remove it, and the run goes on if it is divided as before")
         if kept.get("configs") != digest(configs):
             raise InputError(f"the settings beside {self.folder} were changed since the run began")
         return (limit,)
@@ -77,7 +80,7 @@ class CheckpointFolder:
     @property
     def kept_any(self) -> bool:
         """Whether there is a checkpoint of any stack."""
-        return any(self.folder.glob("stack-*.safetensors"))
+        return any("." not in path.stem.removesuffix(".before") for path in self.folder.glob("stack-*.safetensors"))
 
     @property
     def _plan(self) -> Path:
@@ -150,6 +153,8 @@ class Checkpoints:
         Where no checkpoint can be read nothing is begun anew, which would overwrite them.
         """
         damages: list[InputError] = []
+        if self.before.exists() and not self.path.exists():
+            damages.append(InputError(f"{self.path} is missing"))
         for path in (self.path, self.before):
             if not path.exists():
                 continue
@@ -158,7 +163,7 @@ class Checkpoints:
             except InputError as damage:
                 damages.append(damage)
                 continue
-            if damages:
+            if damages and self.path.exists():
                 self.path.replace(self.path.with_suffix(f".damaged{self.path.suffix}"))
             return found, [f"{damage}: the checkpoint before it is taken" for damage in damages]
         if damages:

@@ -25,8 +25,8 @@ from engram.presets import CHOOSING, preset
 from engram.replacing import write_atomically
 from engram.runs import check_options
 from engram.sweep.run import Plan, Tried, best_of, run_sweep
-from engram.sweep.space import parse_axis, parse_choice
-from engram.sweep.tables import points_csv, sweep_table, to_run
+from engram.sweep.space import parse_axis
+from engram.sweep.tables import on_what, points_csv, sweep_table, to_run
 
 POINTS = 30
 
@@ -51,7 +51,9 @@ def sweep(
         int | None, typer.Option(metavar="N", help="How many points are sought.", show_default=str(POINTS))
     ] = None,
     trials: Annotated[int, typer.Option(help="Of the points that are not given up.")] = 10,
-    prune: Annotated[bool, typer.Option(help="Give up the worse two thirds after 1, 3, 9, … trials.")] = True,
+    prune: Annotated[
+        bool, typer.Option(help="Give up the worse two thirds after a ninth, and after a third, of the trials.")
+    ] = True,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task.", show_default="the paper's")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks.", show_default="the paper's")] = None,
     dataset: Annotated[
@@ -73,8 +75,8 @@ def sweep(
 ) -> None:
     """Try many settings, give up what is clearly worse, and print the best with its error bars.
 
-    Settings are chosen on held-out training samples, with seeds of which no result is. The same command goes on with a
-    sweep that was stopped.
+    Settings are chosen on held-out training samples, with a seed that no result is made with. The same command goes on
+    with a sweep that was stopped.
 
     Example: engram sweep split-mnist --methods si,dhp+si --grid strength=0.1,1,10 --dataset mnist-small --trials 3
     """
@@ -110,6 +112,8 @@ def sweep(
                     _say(console, progress.note)
 
             tried = run_sweep(plan, folder, load, command=command, setting=setting, report=show)
+    if not (folder / "sweep.json").exists():
+        raise InputError(f"{folder} was removed, so what the sweep found cannot be written there")
     _finish(plan, tried, folder, console)
 
 
@@ -118,7 +122,7 @@ def _plan(bases: list[Config], grid: list[str], search: list[str], points: int |
         raise InputError("--grid tries every combination and --search seeks: a sweep does one of them")
     if points is not None and not search:
         raise InputError("--points is how many points are sought, and goes with --search")
-    axes = [parse_axis(text) for text in search] if search else [parse_choice(text) for text in grid]
+    axes = [parse_axis(text) for text in search or grid]
     return Plan(bases, axes, (POINTS if points is None else points) if search else None, prune)
 
 
@@ -130,8 +134,9 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
     for method, own in of_method.items():
         print_table(sweep_table(own), console)
         path = folder / f"best-{method}.toml"
-        write_atomically(path, to_run(best[method], preset(plan.bases[0].benchmark, method)).to_toml())
-        _say(console, f"`engram run {shlex.quote(str(path))}` runs the best on the test samples, with other seeds.")
+        config = to_run(best[method], preset(plan.bases[0].benchmark, method))
+        write_atomically(path, config.to_toml())
+        _say(console, f"`engram run {shlex.quote(str(path))}` runs the best {on_what(best[method].config, config)}.")
     _say(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")
 
 

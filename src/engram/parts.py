@@ -13,11 +13,11 @@ from typing import Any
 from engram.checkpoint import CheckpointFolder
 from engram.config import Config
 from engram.data.samples import Dataset
-from engram.errors import InputError
+from engram.errors import InputError, said
 from engram.experiment import Progress, Report, Setting, run_on
 from engram.replacing import sweep, write_atomically
 from engram.results import versions
-from engram.runfolder import now, opened
+from engram.runfolder import RunFolder, now, opened
 from engram.shares import SHARED
 from engram.sheets import Sheet, read_sheet, write_sheet
 
@@ -50,7 +50,7 @@ def run_part(
     """Run a part and write its sheet to a path. One that is there already is read; one that was begun goes on."""
     hidden = path.parent / f".{path.stem}"  # what is not yet finished
     if path.exists():
-        sheet = check_same(read_sheet(path), part, quick, path)
+        sheet = check_same(_read_kept(path), part, quick, path)
         shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed in its last moment
         return sheet
     setting = Setting() if setting is None else setting
@@ -72,12 +72,29 @@ def run_part(
 
             kept = hidden / f"{k}.json"
             if not kept.exists():
-                write_sheet(_run_group(group, about, load, setting, hidden / str(k), tell), kept)
+                sheet = _run_group(group, about, load, setting, hidden / str(k), tell)
+                _keep_sheet(sheet, kept, run_folder)
             shutil.rmtree(hidden / str(k), ignore_errors=True)
-            sheets.append(check_same(read_sheet(kept), group, quick, hidden))
-        write_sheet(_together(part, sheets), path)
+            sheets.append(check_same(_read_kept(kept), group, quick, hidden))
+        _keep_sheet(_together(part, sheets), path, run_folder)
     shutil.rmtree(hidden)
     return read_sheet(path)
+
+
+def _read_kept(path: Path) -> Sheet:
+    try:
+        return read_sheet(path)
+    except InputError as reason:
+        raise InputError(f"{reason}; remove it, and it is run again") from reason
+
+
+def _keep_sheet(sheet: Sheet, path: Path, folder: RunFolder) -> None:
+    try:
+        folder.check()
+        write_sheet(sheet, path)
+    except OSError as reason:
+        how = "the same command goes on, from what could be kept"
+        raise InputError(f"the results cannot be written to {path}: {said(reason)}; {how}") from reason
 
 
 def groups_of(part: Part) -> list[Part]:

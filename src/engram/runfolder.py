@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -63,25 +65,40 @@ class RunFolder:
             self._write(results)
             self.describe(description)
         except OSError as reason:
+            trouble = f"the results cannot be written to {self.path}: {said(reason)}"
             rescued = _rescue(self.path.name, results, description)
-            raise InputError(
-                f"the results cannot be written to {self.path}: {said(reason)}; "
-                f"they are in {rescued}, and `engram table {rescued}` shows them"
-            ) from reason
+            if rescued is None:
+                how = f"`engram run --resume {self.path}` goes on from the last checkpoint"
+                raise InputError(f"{trouble}; nor elsewhere, so that they are lost; {how}") from reason
+            raise InputError(f"{trouble}; they are in {rescued}, and `engram table {rescued}` shows them") from reason
 
     def _write(self, results: Sequence[Result]) -> None:
-        if not is_still(self.file, self.path / LOG):  # what is there now is another's
-            raise FileNotFoundError(0, "the folder was removed")
+        self.check()
         for result in results:
             write_result(result, self.path / result.config.method)
 
+    def check(self) -> None:
+        """Refuse to write into a folder that is no longer this one: what is there now is another's."""
+        if not is_still(self.file, self.path / LOG):
+            raise FileNotFoundError(errno.ENOENT, "the folder was removed", str(self.path))
 
-def _rescue(name: str, results: Sequence[Result], description: dict[str, Any]) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"engram-{name}-"))
-    for result in results:
-        write_result(result, folder / result.config.method)
-    write_atomically(folder / "run.json", json.dumps(description, indent=2) + "\n")
-    return folder
+
+def _rescue(name: str, results: Sequence[Result], description: dict[str, Any]) -> Path | None:
+    """Among temporary files, or at home; None where there is no room either."""
+    for place in (Path(tempfile.gettempdir()), Path.home()):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"engram-{name}-", dir=place))
+        except OSError:
+            continue
+        try:
+            for result in results:
+                write_result(result, folder / result.config.method)
+            write_atomically(folder / "run.json", json.dumps(description, indent=2) + "\n")
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        return folder
+    return None
 
 
 @contextmanager

@@ -208,22 +208,21 @@ class _Training:
         if not self.stop_asked():
             return
         if self.checkpoints is not None and self.outcomes and any(o.untrained for o in self.outcomes.values()):
-            self._or_note(self._save)
-            self._or_note(self.checkpoints.wait)
+            lost = "what was learned since the last checkpoint is lost"
+            self._or_note(self._save, lost)
+            self._or_note(self.checkpoints.wait, lost)
         raise Stopped
 
     def _save(self) -> None:
         assert self.checkpoints is not None
         self.checkpoints.save(self.unit.configs, self.learners, self.outcomes, self.place)
 
-    def _or_note(self, keep: Callable[[], None]) -> None:
+    def _or_note(self, keep: Callable[[], None], then: str = "it goes on, and is kept when it can be") -> None:
         """Keep something; where that fails, for a full disk say, the stack goes on without."""
         try:
             keep()
         except (OSError, InputError) as reason:
-            self._note(
-                f"where the run stands could not be kept: {said(reason)}; it goes on, and is kept when it can be"
-            )
+            self._note(f"where the run stands could not be kept: {said(reason)}; {then}")
 
     def _say(self, learned: bool = False, task: int | None = None, note: str | None = None) -> None:
         place = self.place

@@ -16,6 +16,7 @@ class Letter:
     number: int  # of the unit
     attempt: int  # how many workers have died of it before
     told: Told
+    since: dict[Key, tuple[int, int]]  # rows and records of each trial that letters before this one had
 
 
 class Post:
@@ -39,10 +40,12 @@ class Post:
         return self.stopping
 
 
-def with_news(known: Outcomes, news: Outcomes) -> Outcomes:
-    """Outcomes with what has come to them, in place."""
-    for key, new in news.items():
+def with_news(known: Outcomes, letter: Letter) -> Outcomes:
+    """Outcomes with what has come to them, in place. Where a letter was lost they stay as they are, until the end."""
+    for key, new in letter.told.outcomes.items():
         old = known.setdefault(key, TrialOutcome())
+        if letter.since.get(key, (0, 0)) != (len(old.rows), len(old.records)):
+            continue
         old.untrained, old.diverged = new.untrained, new.diverged
         old.rows += new.rows
         old.records += new.records
@@ -57,8 +60,9 @@ class News:
 
     def of(self, outcomes: Outcomes) -> Outcomes:
         news: Outcomes = {}
+        before, self.sent = self.sent, {}
         for key, outcome in outcomes.items():
-            rows, records = self.sent.get(key, (0, 0))
+            rows, records = before.get(key, (0, 0))
             news[key] = TrialOutcome(
                 outcome.untrained, outcome.rows[rows:], outcome.records[records:], outcome.diverged
             )

@@ -7,7 +7,9 @@ which all machines must see. A worker that dies is replaced by another, which go
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +38,7 @@ def _import_ray() -> Any:
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what is run here
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what went wrong is said in a sentence
         import ray
     except ImportError as reason:
         raise InputError("Ray is not installed: pip install engram[ray]") from reason
@@ -49,13 +52,27 @@ def start_ray(address: str | None) -> Iterator[RayEngine]:
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     try:
-        ray.init(where, log_to_driver=False, logging_level="error", **options)
+        with _deaf_children():
+            ray.init(where, log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as reason:
         raise InputError(f"there is no Ray cluster to be reached at {where}: {said(reason)}") from reason
     try:
         yield RayEngine(ray)
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started within it do not hear Ctrl-C: the driver does, and tells the workers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 class RayEngine:
@@ -81,9 +98,9 @@ class RayEngine:
         return self._ask(_limit, unit.device, light, self.threads, *refs)
 
     def _device(self, device: str) -> str:
-        """ "auto" is the cluster's GPUs where it has any, not this machine's."""
+        """ "auto" is the cluster's GPUs where it has any, not this machine's; a worker sees one of them, whichever."""
         if device != "auto":
-            return device
+            return "cuda" if device.startswith("cuda") else device
         return "cuda" if self.ray.cluster_resources().get("GPU", 0) else "cpu"
 
     def _needs(self, device: str) -> dict[str, Any]:
@@ -103,6 +120,8 @@ class RayEngine:
             return self.ray.get(self.ray.remote(function).options(**needs).remote(*given))
         except self.ray.exceptions.RayTaskError as failed:
             raise failed.cause from None
+        except self.ray.exceptions.RayError as death:
+            raise InputError(f"a worker of the Ray cluster died before it could begin: {said(death)}") from death
 
     def _without_data(self, unit: Unit) -> tuple[Unit, list[Any]]:
         """The unit as it travels; its datasets travel once for all units."""
@@ -112,7 +131,8 @@ class RayEngine:
                 self.datasets[id(dataset)] = dataset, self.ray.put(dataset)
             refs.append(self.datasets[id(dataset)][1])
         checkpoints = unit.checkpoints and replace(unit.checkpoints, run=unit.checkpoints.run.resolve())
-        return replace(unit, source=replace(unit.source, datasets=()), checkpoints=checkpoints), refs
+        source = replace(unit.source, datasets=())
+        return replace(unit, source=source, checkpoints=checkpoints, device=self._device(unit.device)), refs
 
     def train(self, units: Sequence[Unit], tell: TellOf, stop_asked: Asked) -> None:
         """All units at once, as far as there is room."""
@@ -147,10 +167,8 @@ class _Training:
         ray = self.engine.ray
         for unit in units:
             self._submit(unit)
-        told_to_stop = False
         while self.pending:
-            if stop_asked() and not told_to_stop:
-                told_to_stop = True
+            if stop_asked():  # said again and again: a post that was started anew has forgotten it
                 ray.get(self.post.stop.remote())
             done, _ = ray.wait(list(self.pending), timeout=SECONDS_BETWEEN_LOOKS)
             self._deliver()
@@ -166,7 +184,7 @@ class _Training:
     def _deliver(self) -> None:
         for letter in self.engine.ray.get(self.post.take.remote()):
             if letter.attempt == self.deaths[letter.number]:  # else of a worker that is dead by now
-                whole = with_news(self.outcomes[letter.number], letter.told.outcomes)
+                whole = with_news(self.outcomes[letter.number], letter)
                 self.tell(letter.number, replace(letter.told, outcomes=whole))
 
     def _end(self, ref: Any) -> None:
@@ -184,8 +202,9 @@ class _Training:
             times = self.deaths[unit.number]
             if times > RETRIES:
                 told = f"the workers of stack {unit.number + 1} died {times} times"
-                raise InputError(f"{told}, the last of it: {said(death)}") from death
-            note = f"a worker of stack {unit.number + 1} died: it is tried again"
+                how = "what was kept stays, and the run can go on"
+                raise InputError(f"{told}, the last of it: {said(death)}; {how}") from death
+            note = f"a worker of stack {unit.number + 1} died: it is tried again ({times} of {RETRIES})"
             self.tell(unit.number, Told(0, 0, {}, note=note))
             self._submit(unit)
 
@@ -216,8 +235,9 @@ def _train(unit: Unit, attempt: int, threads: int, post: Any, *datasets: Dataset
         if moved_only and time.monotonic() - last_letter < SECONDS_BETWEEN_LETTERS:
             return
         last_letter = time.monotonic()
+        since = news.sent
         outcomes = {} if moved_only else news.of(told.outcomes)
-        post.bring.remote(Letter(unit.number, attempt, replace(told, outcomes=outcomes)))
+        post.bring.remote(Letter(unit.number, attempt, replace(told, outcomes=outcomes), since))
 
     def stop_asked() -> bool:
         nonlocal last_question, stopping

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from engram.config import Config
+from engram.data.samples import Dataset
 from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting
 from engram.parts import Load, Part, run_part
 from engram.reading import read_json
 from engram.replacing import sweep, write_atomically
-from engram.results import Result
-from engram.runfolder import opened
+from engram.results import Result, versions
+from engram.runfolder import RunFolder, opened
 from engram.sheets import SWEEP
 from engram.sweep import halving
 from engram.sweep.proposals import GENERATION, Grid, Proposals, Search
-from engram.sweep.space import Axis, Choice, Point, check_axes, described
+from engram.sweep.space import Axis, Choice, Point, check_axes, check_effect, described
 
 FORMAT = 1
 
@@ -49,6 +50,7 @@ class Plan:
             raise InputError(f"at least one point is sought, not {self.num_points}")
         for base in self.bases:  # before anything is made
             for axis in self.axes:
+                check_effect(axis.name, base)
                 for value in axis.values if isinstance(axis, Choice) else axis.ends:
                     _config(base, {axis.name: value})
 
@@ -123,9 +125,12 @@ def run_sweep(
     folder.mkdir(parents=True, exist_ok=True)
     with opened(folder) as held:
         sweep(folder)
-        _claim(folder, plan, command)
+        note = _claim(folder, plan, load(plan.bases[0]), setting, command)
         held.log(command)
-        return _Sweep(plan, folder, load, command, setting, report, held.log).run()
+        if note:
+            held.log(note)
+            report(Progress(0, 0, note=note))
+        return _Sweep(plan, held, load, command, setting, report).run()
 
 
 class _Sweep:
@@ -134,12 +139,11 @@ class _Sweep:
     def __init__(
         self,
         plan: Plan,
-        folder: Path,
+        folder: RunFolder,
         load: Load,
         command: str,
         setting: Setting,
         report: Report,
-        log: Callable[[str], None],
     ):
         self.plan = plan
         self.folder = folder
@@ -147,7 +151,6 @@ class _Sweep:
         self.command = command
         self.setting = setting
         self.report = report
-        self.log = log
         self.tried: dict[str, Tried] = {}  # by label
         self.spent = 0  # trials
 
@@ -174,7 +177,8 @@ class _Sweep:
         first = 1 + sum(bool(tried.scores) for tried in self.tried.values())  # its number, to tell generations apart
         for rung in halving.rungs(self.plan.trials, self.plan.prune) if alive else ():
             part = Part(SWEEP, self.plan.bases[0].benchmark, _entries(alive, done, rung))
-            path = self.folder / "rungs" / f"{first}-{rung}.json"
+            self.folder.check()
+            path = self.folder.path / "rungs" / f"{first}-{rung}.json"
             sheet = run_part(
                 part, path, self.load, command=self.command, setting=self.setting, report=self._teller(part.num_models)
             )
@@ -186,36 +190,55 @@ class _Sweep:
     def _teller(self, num_models: int) -> Report:
         def tell(progress: Progress) -> None:
             if progress.note:
-                self.log(progress.note)
+                self.folder.log(progress.note)
             share = (self.spent + progress.share * num_models) / self.plan.most_trials
             self.report(Progress(share, progress.task, None, progress.note))
 
         return tell
 
 
-def _claim(folder: Path, plan: Plan, command: str) -> None:
-    """Write down what is swept here; a folder of another sweep, or of anything else, is refused."""
+def _claim(folder: Path, plan: Plan, datasets: Sequence[Dataset], setting: Setting, command: str) -> str | None:
+    """Write down what is swept here; a folder of another sweep, or of anything else, is refused.
+
+    Returns a warning where the sweep goes on in other surroundings than it began in.
+    """
     path = folder / "sweep.json"
-    content = {"format": FORMAT, "command": command, **json.loads(json.dumps(plan.to_dict()))}
+    fingerprints = [dataset.fingerprint() for dataset in datasets]
+    swept = {**plan.to_dict(), "precision": setting.precision, "fingerprints": fingerprints}
+    content = {"format": FORMAT, "command": command, **json.loads(json.dumps(swept))}
+    made_with = {**versions(), **setting.engine.surroundings(setting.device)}
     if path.exists():
         kept = read_json(path)
-        if not isinstance(kept, dict) or {**kept, "command": command} != content:
-            raise InputError(f"there is another sweep in {folder}: name another folder with --out")
-        return
+        kept = kept if isinstance(kept, dict) else {}
+        then = kept.pop("made_with", {})
+        if {**kept, "command": command} == content:
+            return _changes(then if isinstance(then, dict) else {}, made_with)
+        if {**kept, "command": command, "fingerprints": fingerprints} == content:
+            raise InputError(
+                f"the data are not those that the sweep in {folder} began with: name another folder with --out"
+            )
+        raise InputError(f"there is another sweep in {folder}: name another folder with --out")
     taken = next((entry for entry in folder.iterdir() if entry.name != "log.txt"), None)
     if taken is not None:
         raise InputError(f"{folder} is not empty (it holds {taken.name}): name another folder with --out")
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
+    write_atomically(path, json.dumps({**content, "made_with": made_with}, indent=2) + "\n")
+    return None
+
+
+def _changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
+    changed = [f"{name} {then.get(name)} is now {value}" for name, value in now.items() if then.get(name) != value]
+    return (
+        f"the results may differ from those of a sweep never stopped, in last bits: {'; '.join(changed)}"
+        if changed
+        else None
+    )
 
 
 def _config(base: Config, point: Point) -> Config:
     try:
-        config = base.replace(**point)
+        return base.replace(**point)
     except InputError as reason:
         raise InputError(f"there cannot be a point with {described(point)}: {reason}") from reason
-    if config.penalty is None and "strength" in point:
-        raise InputError(f"the method {config.method} has no strength to sweep over")
-    return config
 
 
 def _entries(alive: Sequence[Tried], done: int, rung: int) -> dict[str, Config]:

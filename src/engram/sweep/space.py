@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engram.config import KINDS, as_setting, parse_setting
+from engram.config import KINDS, Config, as_setting, parse_setting
 from engram.errors import InputError, check_choice, in_brief
 from engram.shares import SHARED
 
 Point = dict[str, Any]  # settings by name
-FIXED = ("method", *(name for name in SHARED if name != "dataset"))  # what all points must have in common
+FIXED = ("method", *SHARED)  # what all points must have in common
 MAX_POINTS = 10_000
 
 
@@ -53,8 +53,10 @@ Axis = Choice | Range
 
 
 def written(value: Any) -> str:
-    """A value as a person would type it."""
-    return f"{value:g}" if isinstance(value, float) else str(list(value) if isinstance(value, tuple) else value)
+    """A value as a person would type it; two values are never written alike."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def parse_choice(text: str) -> Choice:
@@ -102,6 +104,25 @@ def check_axes(axes: Sequence[Axis]) -> None:
             raise InputError(f"a sweep cannot be over {name}, which all its points have in common")
         if names.count(name) > 1:
             raise InputError(f"{name} is named twice")
+
+
+# What a method must have for a setting to change anything.
+NEEDS: dict[str, Callable[[Config], bool]] = {
+    **dict.fromkeys(("eta", "eta_range", "alpha", "alpha_init", "learn_eta"), lambda config: config.plastic),
+    **dict.fromkeys(("trace_gradient", "trace_scale", "trace_centred"), lambda config: config.plastic),
+    **dict.fromkeys(("baseline_head", "baseline_trace"), lambda config: not config.plastic),
+    **dict.fromkeys(("strength", "penalty_step", "protect"), lambda config: config.penalty is not None),
+    "regularize_alpha": lambda config: config.plastic and config.penalty is not None,
+    "xi": lambda config: config.penalty == "si",
+    "gamma": lambda config: config.penalty == "online-ewc",
+    "fisher_labels": lambda config: config.penalty in ("ewc", "online-ewc"),
+}
+
+
+def check_effect(name: str, config: Config) -> None:
+    """Refuse to sweep over what makes no difference."""
+    if not NEEDS.get(name, lambda config: True)(config):
+        raise InputError(f"{name} changes nothing in the method {config.method}, so there is nothing to sweep over")
 
 
 def grid(choices: Sequence[Choice]) -> list[Point]:

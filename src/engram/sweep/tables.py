@@ -64,3 +64,9 @@ def points_csv(tried: Sequence[Tried]) -> str:
 def to_run(best: Tried, usual: Config) -> Config:
     """The best settings for a run whose numbers are to be believed: other seeds, and the test samples."""
     return best.config.replace(examine="test", seed=usual.seed, trials=usual.trials)
+
+
+def on_what(chosen: Config, config: Config) -> str:
+    """How honest a test it is of settings that were chosen so."""
+    samples = "on the test samples" if chosen.examine != "test" else "on the test samples, on which it was chosen"
+    return f"{samples}, with {'other' if chosen.seed != config.seed else 'the same'} seeds"
