@@ -698,6 +698,7 @@ def test_methods_after_one_that_diverged_still_complete(engram: Engram, out: Pat
 # --- a real process
 
 
+@pytest.mark.slow
 def test_a_refusal_of_a_real_process_is_one_line_too(tmp_path: Path) -> None:
     outcome = run_process("run", "split-mnist", "--trials", "0", "--out", str(tmp_path / "out"))
     assert_is_refusal(outcome)
@@ -705,6 +706,7 @@ def test_a_refusal_of_a_real_process_is_one_line_too(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_was_learned_and_says_how_to_go_on(out: Path, engram: Engram) -> None:
     arguments = ["run", "split-mnist", *QUICK, "--epochs", "1000", "--methods", "finetune", "--out", str(out)]
     command = [sys.executable, "-m", "engram", *arguments]

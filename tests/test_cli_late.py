@@ -56,6 +56,7 @@ def test_a_list_of_runs_that_are_known_does_without_numpy(runs: Path, monkeypatc
     assert found & {"numpy", "scipy", "rich.live", "rich.progress"} == set()
 
 
+@pytest.mark.slow
 def test_the_help_names_every_command_with_its_first_sentence() -> None:
     done = subprocess.run([sys.executable, "-m", "engram", "--help"], capture_output=True, encoding="utf-8", check=True)
     lines = {line.split()[1]: line for line in done.stdout.splitlines() if len(line.split()) > 3}
@@ -89,6 +90,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
     assert set(engram.__all__) <= set(dir(engram))
 
 
+@pytest.mark.slow
 def test_a_module_is_an_attribute_and_what_is_not_there_is_said() -> None:
     code = "import engram; print(engram.metrics.__name__, hasattr(engram, 'nothing'), engram.penalties.SI.__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)

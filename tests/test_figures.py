@@ -136,6 +136,7 @@ def test_figures_are_drawn_whatever_became_of_the_trials(tmp_path: Path, results
         assert path.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_figure_may_be_drawn_anew(tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in draw_all([make_result("dhp")], tmp_path)}
     again = {path.name: path.read_bytes() for path in draw_all([make_result("dhp")], tmp_path)}
