@@ -75,7 +75,9 @@ def run_kind(configs: list[Config], **options: object) -> list[Result]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "network"), [(kind, "mlp") for kind in KINDS] + [("mixture", "cnn"), ("imbalanced", "cnn")]
+    ("kind", "network"),
+    [(kind, "mlp") for kind in KINDS]
+    + [pytest.param(kind, "cnn", marks=pytest.mark.slow) for kind in ("mixture", "imbalanced")],
 )
 def test_together_is_exactly_alone_for_every_method(kind: str, network: str) -> None:
     benchmark, more = KINDS[kind]

@@ -187,7 +187,7 @@ def stopped_at(folder: Path, stop: Callable[[int, int, int], bool], **options: o
     ],
     ids=["first piece", "mid epoch", "epoch end", "task end"],
 )
-@pytest.mark.parametrize("max_stack", [None, 3])
+@pytest.mark.parametrize("max_stack", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_goes_on_from_every_kind_of_place(
     tmp_path: Path, whole: Path, stop: Callable[[int, int, int], bool], max_stack: int | None
 ) -> None:
@@ -317,11 +317,18 @@ def test_a_checkpoint_is_of_the_moment_at_which_it_was_taken(tmp_path: Path, mon
 # --- refused
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was stopped in the middle."""
-    stopped_at(tmp_path / "stopped", lambda task, epoch, piece: (task, epoch, piece) == (1, 1, 2))
-    return tmp_path / "stopped"
+    folder = tmp_path_factory.mktemp("once") / "stopped"
+    stopped_at(folder, lambda task, epoch, piece: (task, epoch, piece) == (1, 1, 2))
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(stopped_once, tmp_path / "stopped"))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -444,13 +451,22 @@ HOWS = ["a byte", "truncated", "half", "header only", "empty", "other", "another
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(stopped: Path, whole: Path, how: str) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(stopped: Path, how: str) -> None:
     path = path_of(stopped)
     path.write_bytes(damaged(path.read_bytes(), how))
+    before = Checkpoints(path).before.read_bytes()
+    found, (warning,) = CheckpointFolder(stopped).of_stack(0).read(configs(), plan_stacks(configs(), None)[0])
+    assert found.path == Checkpoints(path).before
+    assert found.path.read_bytes() == before
+    assert str(path) in warning
+    assert warning.endswith("the checkpoint before it is taken")
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped: Path, whole: Path) -> None:
+    path_of(stopped).write_bytes(damaged(path_of(stopped).read_bytes(), "half"))
     seen: list[Progress] = []
     go_on(stopped, report=seen.append)
     notes = [progress.note for progress in seen if progress.note]
-    assert str(path) in notes[0]
     assert notes[0].endswith("the checkpoint before it is taken")
     assert notes[1] == "goes on from task 2, epoch 2"
     assert "the checkpoint before it is taken" in (stopped / "log.txt").read_text()
