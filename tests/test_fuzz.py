@@ -314,6 +314,26 @@ def test_a_model_of_other_settings_is_refused_in_brief(tmp_path: Path, setting: 
     assert "protect=" in refusal(lambda: made.read(tmp_path, path.name))
 
 
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {"head": {"\n": True}},
+        {"head": {"x" * 100_000: 1}},
+        {"head": {"eta_range": "y" * 100_000}},
+        {"z" * 9999: {"a": 1}},
+    ],
+    ids=["newline", "long name", "long value", "long module"],
+)
+def test_modules_of_other_settings_are_refused_in_brief(tmp_path: Path, modules: dict[str, Any]) -> None:
+    made = made_of("model")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(made.files[path.name])
+    header, tensors = read_tensors(path, "model", 1)
+    header["modules"] |= modules
+    write_tensors(path, "model", 1, header, tensors)
+    assert "is of another model" in refusal(lambda: made.read(tmp_path, path.name))
+
+
 def idx_bomb() -> bytes:
     """Labels that would be eight times as large in memory."""
     packer = zlib.compressobj(9, wbits=31)

@@ -191,13 +191,13 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
 def _check_modules(path: Path, own: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a file whose modules computed by other settings: with the same tensors they are another function."""
     for name, settings in kept.items():
-        place = f"the module {name!r}" if name else "the model"
+        place = f"the module {in_brief(name)}" if name else "the model"
         for setting, value in settings.items():
+            there = f"{path} is of another model: {place} has {plain(setting[:SHOWN])}={in_brief(value)} there"
             if setting not in own.get(name, {}):
-                raise InputError(f"{path} is of another model: {place} has {setting}={value!r} there, and none here")
+                raise InputError(f"{there}, and none here")
             if own[name][setting] != value:
-                here = own[name][setting]
-                raise InputError(f"{path} is of another model: {place} has {setting}={value!r} there, not {here!r}")
+                raise InputError(f"{there}, not {in_brief(own[name][setting])}")
 
 
 def _check_of_model(penalty: Penalty, model: nn.Module) -> None:
