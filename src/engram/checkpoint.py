@@ -26,7 +26,7 @@ from engram.config import Config
 from engram.errors import DivergedError, InputError, in_brief, said
 from engram.learner import Learner, Record, TrialOutcome
 from engram.reading import read_json
-from engram.replacing import keep_before, sweep, write_atomically
+from engram.replacing import keep_before, remove_halves, write_atomically
 from engram.results import DAMAGE, divergence_of, fractions
 from engram.shares import Key, Outcomes, Share
 from engram.tensorfile import read_tensors, write_tensors
@@ -56,7 +56,7 @@ class CheckpointFolder:
     def make(self) -> None:
         """Make the folder, and remove what was being written when its process was killed."""
         self.folder.mkdir(exist_ok=True)
-        sweep(self.folder)
+        remove_halves(self.folder)
 
     def keep_limit(self, configs: Sequence[Config], limit: int | None) -> None:
         """Keep how many models a stack may have: the run is divided in the same way when it goes on."""

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress as Bar
 
 from engram.cli_data import DataFolder
 from engram.cli_run import Address, Device, EngineName, Precision, StackSize, load_or_fetch
 from engram.config import BENCHMARKS, Config
 from engram.data.samples import Dataset
-from engram.display import STEPS, columns
+from engram.display import Bars, say
 from engram.engines import Engine, start_engine
 from engram.errors import InputError
-from engram.experiment import Progress, Report, Setting
+from engram.experiment import Setting
 from engram.interruption import Interruption, interruptible
 from engram.parts import Part, groups_of, run_part
 from engram.report import write_report
@@ -76,7 +74,7 @@ def reproduce(
         check_options(first, setting)  # before anything is made or fetched
         loader = _Loader(data, console, interruption)
         wanted = [each for each in parts if loader.can_load(each, folder, needed=bool(benchmark))]
-        with _Bars(console) as bars:
+        with Bars(console) as bars:
 
             def run(each: Part) -> None:
                 path = sheet_path(folder, each.benchmark, each.name)
@@ -85,10 +83,10 @@ def reproduce(
                     sheet = run_part(
                         each, path, loader.load, command=command, quick=quick, setting=setting, report=show
                     )
-                _say(console, _done(sheet, there))
+                say(console, _done(sheet, there))
 
             _run_all(run, wanted, started)
-    _say(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
+    say(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
 
 
 def _run_all(run: Callable[[Part], None], parts: Sequence[Part], engine: Engine) -> None:
@@ -129,49 +127,12 @@ class _Loader:
                 raise
             if part.benchmark not in self.left_out:
                 self.left_out.add(part.benchmark)
-                _say(self.console, f"{part.benchmark} is left out: {reason}")
+                say(self.console, f"{part.benchmark} is left out: {reason}")
             return False
         return True
-
-
-class _Bars:
-    """A bar for each part that is being run."""
-
-    def __init__(self, console: Console):
-        self.console = console
-        self.bars = Bar(*columns("{task.description}"), console=console, transient=True)
-        self.said: set[tuple[str, str]] = set()
-
-    def __enter__(self) -> _Bars:
-        if self.console.is_terminal:
-            self.bars.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self.console.is_terminal:
-            self.bars.stop()
-
-    @contextmanager
-    def bar(self, what: str) -> Iterator[Report]:
-        task = self.bars.add_task(what, total=STEPS)
-
-        def show(progress: Progress) -> None:
-            self.bars.update(task, completed=round(STEPS * progress.share))
-            if progress.note and (what, progress.note) not in self.said:
-                self.said.add((what, progress.note))
-                _say(self.console, progress.note)
-
-        try:
-            yield show
-        finally:
-            self.bars.remove_task(task)
 
 
 def _done(sheet: Sheet, was_there: bool) -> str:
     lost = sum(len(result.diverged) for result in sheet.entries.values())
     how = "was there already" if was_there else f"{sheet.about['models']} models in {sheet.about['seconds']:.0f} s"
     return f"{sheet.benchmark}: {sheet.part}, {how}" + (f"; {lost} diverged" if lost else "")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)

@@ -17,7 +17,7 @@ from engram.cli_data import DataFolder, fetch_datasets
 from engram.config import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_config, parse_setting
 from engram.data.samples import Dataset
 from engram.data.sources import is_present, named_folder
-from engram.display import RunDisplay, print_tables
+from engram.display import RunDisplay, print_tables, say
 from engram.engines import start_engine
 from engram.errors import InputError, check_choice
 from engram.experiment import Setting
@@ -160,12 +160,8 @@ def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[
 
 def _finish(results: list[Result], folder: Path, console: Console) -> None:
     print_tables(results, console)
-    console.print(
-        f"Results are in {folder}; `engram figures {folder}` draws them, `engram report {folder}` makes one page.",
-        highlight=False,
-        markup=False,
-        soft_wrap=not console.is_terminal,
-    )
+    drawn = f"`engram figures {folder}` draws them, `engram report {folder}` makes one page"
+    say(console, f"Results are in {folder}; {drawn}.")
     lost = [f"{result.config.method}, {divergence}" for result in results for divergence in result.diverged]
     if lost:
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from engram.cli_runs_list import RUNS
-from engram.display import print_table, print_tables
-from engram.errors import InputError, plain
+from engram.display import print_table, print_tables, say
+from engram.errors import InputError
 from engram.layout import Table
 from engram.report.settings import changes_table, data_table, time_taken, versions_table
 from engram.store.compare import accuracy_table, differences_table, settings_table, sides_of
@@ -42,9 +42,9 @@ def show_run(
             print_table(made, console)
     for entry in stored.entries:
         if entry.problem:
-            _say(f"{entry.label or stored.path}: {entry.problem}", console)
+            say(console, f"{entry.label or stored.path}: {entry.problem}")
         elif entry.result is None:
-            _say(f"{entry.label}: no trials so far", console)
+            say(console, f"{entry.label}: no trials so far")
 
 
 def compare_runs(
@@ -65,7 +65,7 @@ def compare_runs(
     for name, stored in opened.items():
         for entry in stored.entries:
             if entry.problem:
-                _say(f"{entry.label} of {name} is left out: {entry.problem}", console)
+                say(console, f"{entry.label} of {name} is left out: {entry.problem}")
 
 
 def _path_of(run: str) -> Path:
@@ -77,7 +77,3 @@ def _path_of(run: str) -> Path:
     names = [path.name for path in beside.iterdir() if path.is_dir()] if beside.is_dir() else []
     near = difflib.get_close_matches(Path(run).name, names, n=1)
     raise InputError(f"there is no run {run}" + (f" (did you mean {beside / near[0]}?)" if near else ""))
-
-
-def _say(line: str, console: Console) -> None:
-    console.print(plain(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)

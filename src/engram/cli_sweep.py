@@ -8,16 +8,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress as Bar
 
 from engram.cli_data import DataFolder
 from engram.cli_run import Address, Device, EngineName, Precision, StackSize, configs_of, load_or_fetch
 from engram.config import BENCHMARKS, METHODS, Config, parse_setting
 from engram.data.samples import Dataset
-from engram.display import STEPS, columns, print_table
+from engram.display import Bars, print_table, say
 from engram.engines import start_engine
 from engram.errors import InputError
-from engram.experiment import Progress, Setting
+from engram.experiment import Setting
 from engram.figures.drawing import save_drawings
 from engram.figures.sweep import draw_sweep
 from engram.interruption import interruptible
@@ -101,16 +100,7 @@ def sweep(
         def load(config: Config) -> list[Dataset]:
             return datasets
 
-        with Bar(*columns(f"sweep of {benchmark}"), console=console, transient=True) as bar:
-            task = bar.add_task("", total=STEPS)
-            said: set[str] = set()
-
-            def show(progress: Progress) -> None:
-                bar.update(task, completed=round(STEPS * progress.share))
-                if progress.note and progress.note not in said:
-                    said.add(progress.note)
-                    _say(console, progress.note)
-
+        with Bars(console) as bars, bars.bar(f"sweep of {benchmark}") as show:
             tried = run_sweep(plan, folder, load, command=command, setting=setting, report=show)
     if not (folder / "sweep.json").exists():
         raise InputError(f"{folder} was removed, so what the sweep found cannot be written there")
@@ -136,9 +126,5 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
         path = folder / f"best-{method}.toml"
         config = to_run(best[method], preset(plan.bases[0].benchmark, method))
         write_atomically(path, config.to_toml())
-        _say(console, f"`engram run {shlex.quote(str(path))}` runs the best {on_what(best[method].config, config)}.")
-    _say(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        say(console, f"`engram run {shlex.quote(str(path))}` runs the best {on_what(best[method].config, config)}.")
+    say(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from engram.experiment import Progress as Seen
 
 STEPS = 10_000  # of the bar
+
+
+def say(console: Console, line: str) -> None:
+    """A line as it is: no markup in it, no colours, broken by a terminal alone."""
+    console.print(plain(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def columns(what: str) -> tuple[ProgressColumn, ...]:
@@ -64,15 +70,12 @@ class RunDisplay:
             self.bar.reset(self.whole, completed=round(STEPS * seen.share))
         self.bar.update(self.whole, completed=round(STEPS * seen.share), now=f"{seen.task + 1}/{self.num_tasks}")
         for line in self.news.warnings(seen):
-            self._say(line)
+            say(self.console, line)
         for line in self.news.lines(seen):
             if not self.console.is_terminal:
-                self._say(line)
+                say(self.console, line)
         for result in seen.results or ():
             self.rows[result.config.method] = task_row(result, seen.task) or self.rows[result.config.method]
-
-    def _say(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def _draw(self) -> RenderableType:
         lines = RichTable.grid(padding=(0, 2))
@@ -81,6 +84,42 @@ class RunDisplay:
         for method, row in self.rows.items():
             lines.add_row(method, row)
         return Group(self.bar, lines)
+
+
+class Bars:
+    """A bar for each thing that is being run, where the output is a terminal. What is noted of it is said once."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.bars = Progress(*columns("{task.description}"), console=console, transient=True)
+        self.said: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Bars:
+        if self.console.is_terminal:
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.bars.stop()
+
+    @contextmanager
+    def bar(self, what: str) -> Iterator[Callable[[Seen], None]]:
+        """One of them, as long as it is needed; yields what is to be told of the progress."""
+        task = self.bars.add_task(what, total=STEPS)
+
+        def show(seen: Seen) -> None:
+            self.bars.update(task, completed=round(STEPS * seen.share))
+            if seen.note and (what, seen.note) not in self.said:
+                self.said.add((what, seen.note))
+                say(self.console, seen.note)
+
+        try:
+            yield show
+        finally:
+            self.bars.remove_task(task)
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:

@@ -15,7 +15,7 @@ from engram.config import Config
 from engram.data.samples import Dataset
 from engram.errors import InputError, said
 from engram.experiment import Progress, Report, Setting, run_on
-from engram.replacing import sweep, write_atomically
+from engram.replacing import remove_halves, write_atomically
 from engram.results import versions
 from engram.runfolder import RunFolder, now, opened
 from engram.shares import SHARED
@@ -56,7 +56,7 @@ def run_part(
     setting = Setting() if setting is None else setting
     hidden.mkdir(parents=True, exist_ok=True)
     with opened(hidden) as run_folder:
-        sweep(path.parent, path.name)
+        remove_halves(path.parent, path.name)
         log = run_folder.log
         about = _about(command, quick, setting)
         log(f"{command} on {about['device']}")

@@ -48,7 +48,7 @@ def keep_before(path: Path, before: Path) -> None:
             shutil.copyfile(path, beside)
 
 
-def sweep(folder: Path, name: str = "*.*") -> None:
+def remove_halves(folder: Path, name: str = "*.*") -> None:
     """Remove what was being written when its process was killed: in a folder, or in the place of one file."""
     for left in folder.glob(f".{name}.????????"):
         left.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import io
 import json
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -250,6 +251,14 @@ def versions() -> dict[str, str]:
         "engram": __version__,
         **{package: _version_of(package) for package in ("torch", "numpy", "scipy")},
     }
+
+
+def changes_since(then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """A warning where versions or surroundings are no longer those that something began in; None where they are."""
+    changed = [f"{name} {then.get(name)} is now {value}" for name, value in now.items() if then.get(name) != value]
+    if not changed:
+        return None
+    return f"the results may differ from those of a run never stopped, in last bits: {'; '.join(changed)}"
 
 
 def _version_of(package: str) -> str:

@@ -21,8 +21,8 @@ from engram.experiment import Progress, Report, Setting, check_own, run_on
 from engram.logs import TensorBoard, check_log
 from engram.news import News
 from engram.reading import read_json
-from engram.replacing import sweep, write_atomically
-from engram.results import FORMAT, Result, are_methods, check_format, check_readable, versions
+from engram.replacing import remove_halves, write_atomically
+from engram.results import FORMAT, Result, are_methods, changes_since, check_format, check_readable, versions
 from engram.runfolder import RunFolder, claimed, now, opened
 from engram.shares import plan_stacks
 from engram.train import RECORDS_PER_EPOCH
@@ -114,20 +114,15 @@ def resume_methods(
         where = check_options(configs, setting)
         check_log(description.get("log"))
         check_buildable(configs, datasets)
-        changed = [
-            f"{name} {made_with.get(name)} is now {value}"
-            for name, value in {**versions(), **where}.items()
-            if name != "device" and made_with.get(name) != value
-        ]
         for place in (folder, *(folder / config.method for config in configs)):
-            sweep(place)
+            remove_halves(place)
         run_folder.log(f"engram run --resume {folder} on {where['device']}")
         notes = []
         if not CheckpointFolder(folder).kept_any:
             notes.append("nothing was kept yet when the run was stopped: it begins again")
-        if changed:
-            differ = "the results may differ from those of a run never stopped, in last bits"
-            notes.append(f"{differ}: {'; '.join(changed)}")
+        here = {name: value for name, value in {**versions(), **where}.items() if name != "device"}
+        if warning := changes_since(made_with, here):
+            notes.append(warning)
         for note in notes:
             run_folder.log(note)
             report(Progress(0, 0, note=note))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engram.errors import InputError
-from engram.replacing import sweep, write_atomically
+from engram.replacing import remove_halves, write_atomically
 from engram.report.reproduction_report import reproduction_page
 from engram.report.run_report import run_page
 from engram.results import read_run
@@ -21,7 +21,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path.parent, path.name)
+        remove_halves(path.parent, path.name)
         write_atomically(path, page)
     except OSError as reason:
         raise InputError(f"cannot write {path}: {reason.strerror or reason}") from reason

@@ -21,8 +21,8 @@ from engram.errors import InputError
 from engram.experiment import Progress, Report, Setting
 from engram.parts import Load, Part, run_part
 from engram.reading import read_json
-from engram.replacing import sweep, write_atomically
-from engram.results import Result, versions
+from engram.replacing import remove_halves, write_atomically
+from engram.results import Result, changes_since, versions
 from engram.runfolder import RunFolder, opened
 from engram.sheets import SWEEP
 from engram.sweep import halving
@@ -124,7 +124,7 @@ def run_sweep(
     setting = Setting() if setting is None else setting
     folder.mkdir(parents=True, exist_ok=True)
     with opened(folder) as held:
-        sweep(folder)
+        remove_halves(folder)
         note = _claim(folder, plan, load(plan.bases[0]), setting, command)
         held.log(command)
         if note:
@@ -212,7 +212,7 @@ def _claim(folder: Path, plan: Plan, datasets: Sequence[Dataset], setting: Setti
         kept = kept if isinstance(kept, dict) else {}
         then = kept.pop("made_with", {})
         if {**kept, "command": command} == content:
-            return _changes(then if isinstance(then, dict) else {}, made_with)
+            return changes_since(then if isinstance(then, dict) else {}, made_with)
         if {**kept, "command": command, "fingerprints": fingerprints} == content:
             raise InputError(
                 f"the data are not those that the sweep in {folder} began with: name another folder with --out"
@@ -223,15 +223,6 @@ def _claim(folder: Path, plan: Plan, datasets: Sequence[Dataset], setting: Setti
         raise InputError(f"{folder} is not empty (it holds {taken.name}): name another folder with --out")
     write_atomically(path, json.dumps({**content, "made_with": made_with}, indent=2) + "\n")
     return None
-
-
-def _changes(then: dict[str, Any], now: dict[str, Any]) -> str | None:
-    changed = [f"{name} {then.get(name)} is now {value}" for name, value in now.items() if then.get(name) != value]
-    return (
-        f"the results may differ from those of a sweep never stopped, in last bits: {'; '.join(changed)}"
-        if changed
-        else None
-    )
 
 
 def _config(base: Config, point: Point) -> Config:
