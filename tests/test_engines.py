@@ -23,9 +23,13 @@ from engram.config import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.engines import Engine, InProcess, start_engine
+from engram.engines.letters import Letter, News, with_news
 from engram.errors import Stopped
 from engram.experiment import Setting, run_on
+from engram.learner import Record, TrialOutcome
 from engram.results import Result
+from engram.shares import Share
+from engram.unit import Source, Told, Unit, find_limit
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 20}
 
@@ -83,6 +87,46 @@ def test_without_ray_it_is_said_what_to_install(
     assert ended.value.code == 2
     assert capsys.readouterr().err == "engram: Ray is not installed: pip install engram[ray]\n"
     assert not (tmp_path / "run").exists()
+
+
+# --- letters
+
+
+def learned(num_tasks: int) -> TrialOutcome:
+    rows = [[0.5 + task / 10] * (task + 1) for task in range(num_tasks)]
+    return TrialOutcome([0.1, 0.1], rows, [Record(0, task, 0, 0, 1.0) for task in range(num_tasks)])
+
+
+def test_letters_hold_what_is_new_and_make_up_the_whole() -> None:
+    news, known = News(), {}
+    for num_tasks in (1, 1, 2, 4):
+        since, whole = news.sent, {(0, 0): learned(num_tasks), (1, 0): learned(num_tasks)}
+        told = Told(0.5, 0, news.of(whole))
+        assert len(told.outcomes[0, 0].rows) == num_tasks - since.get((0, 0), (0, 0))[0]
+        assert with_news(known, Letter(0, 0, told, since)) == whole
+
+
+def test_a_letter_that_was_lost_shifts_nothing() -> None:
+    news, known = News(), {}
+    letters = []
+    for num_tasks in (1, 2, 3):
+        since = news.sent
+        letters.append(Letter(0, 0, Told(0.5, 0, news.of({(0, 0): learned(num_tasks)})), since))
+    for letter in (letters[0], letters[2]):
+        with_news(known, letter)
+    assert known == {(0, 0): learned(1)}, "as far as it is known for sure"
+
+
+# --- how many models fit
+
+
+def test_settings_that_take_no_memory_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[Config]] = []
+    monkeypatch.setattr("engram.unit.largest_stack", lambda configs, *given: asked.append(list(configs)) or 7)
+    many = [*configs("si", strength=1.0), *configs("si", strength=2.0), *configs("si", hidden=[9]), *configs("mas")]
+    unit = Unit(0, many, Share((0,), (0,)), Source(many[0], (few(),)), "cpu", "float32")
+    assert find_limit(unit) == 7
+    assert [(config.method, config.hidden) for config in asked[0]] == [("si", (8,)), ("si", (9,)), ("mas", (8,))]
 
 
 # --- Ray

@@ -14,7 +14,7 @@ from torch import nn
 
 import engram
 from engram import InputError, Progress, Result, preset, streams
-from engram.build import build_learner, build_model, build_streams
+from engram.build import build_learner, build_model, build_streams, precision_of
 from engram.config import METHODS, Config
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
@@ -377,3 +377,10 @@ def test_a_penalty_with_steps_of_its_own_is_called_as_in_anybody_s_loop(penalty_
     for name, tensor in usual.model.state_dict().items():
         torch.testing.assert_close(learner.model.state_dict()[name], tensor, rtol=1e-10, atol=1e-12)
     assert learner.outcome.rows == usual.outcome.rows
+
+
+def test_convolutions_are_summed_up_in_one_order_while_something_is_run() -> None:
+    before = torch.backends.cudnn.deterministic
+    with precision_of("tf32"):
+        assert torch.backends.cudnn.deterministic
+    assert torch.backends.cudnn.deterministic == before

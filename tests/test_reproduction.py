@@ -400,6 +400,15 @@ def test_a_folder_of_other_settings_is_refused(finished: bool, digits: Dataset, 
         run_tiny(fewer, tmp_path, digits)
 
 
+def test_a_damaged_sheet_says_how_to_go_on(digits: Dataset, tmp_path: Path) -> None:
+    path = sheet_path(tmp_path, "split-mnist", "table")
+    path.parent.mkdir(parents=True)
+    path.write_text("half of o")
+    with pytest.raises(InputError, match="remove it, and it is run again"):
+        run_tiny(tiny_part(), tmp_path, digits)
+    assert path.read_text() == "half of o"
+
+
 def test_two_processes_do_not_run_one_part_at_once(digits: Dataset, tmp_path: Path) -> None:
     refused: list[str] = []
 
