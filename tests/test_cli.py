@@ -21,6 +21,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -833,8 +834,10 @@ class Threads(InProcess):
 
     at_once = 3
     turn = threading.Lock()
+    at_work: ClassVar[set[str]] = set()  # by name
 
     def train(self, units: Sequence[Unit], tell: TellOf, stop_asked: Asked) -> None:
+        self.at_work.add(threading.current_thread().name)
         for unit in units:
             with self.turn:
                 super().train([unit], tell, stop_asked)
@@ -853,6 +856,7 @@ def test_parts_that_run_at_the_same_time_leave_the_same_sheets(
     outcome = engram(*parts, "--out", tmp_path / "other")
     assert (outcome.code, outcome.err) == (0, "")
     assert len(outcome.out.splitlines()) == 4
+    assert len(Threads.at_work) > 1
     for name in ("table", "sensitivity", "strengths"):
         one, other = (read_sheet(tmp_path / folder / "split-mnist" / f"{name}.json") for folder in ("one", "other"))
         assert list(one.entries) == list(other.entries)

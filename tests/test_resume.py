@@ -343,6 +343,15 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return line
 
 
+def test_a_run_killed_in_its_last_moment_leaves_no_checkpoints(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    CheckpointFolder(folder).make()
+    assert "is finished" in refusal(capsys, "--resume", folder)
+    assert_same(folder, whole)
+
+
 def test_a_finished_run_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = results_in(whole), (whole / "log.txt").read_text()
     assert f"is finished; `engram table {whole}` shows it" in refusal(capsys, "--resume", whole)
