@@ -40,7 +40,7 @@ test-slow: env
 
 test-avalanche: export OMP_NUM_THREADS = 1
 test-avalanche: .venv-avalanche/.made
-	.venv-avalanche/bin/python -m pytest -rs tests/test_avalanche.py
+	.venv-avalanche/bin/python -m pytest -rs tests/integrations/test_avalanche.py
 
 check: test test-slow lint
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engram.bench.timing import Timing
-from engram.figures.drawing import Drawing
+from engram.report.figures.drawing import Drawing
 
 NOT_MEASURED = float("nan")
 MB = 1e6

@@ -12,12 +12,12 @@ from growth import MB, Found, Peak, Setting, bytes_of, cells_of, columns_of, in_
 from torch import Tensor, nn
 
 from engram.bench.timing import Contestant, measure, timed
-from engram.figures.drawing import Drawing, new_figure
-from engram.figures.style import COLOURS, INK, WIDTH, legend_below, tidy
+from engram.common.seeding import generator
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
-from engram.seeding import generator
-from engram.tables import Table
+from engram.report.figures.drawing import Drawing, new_figure
+from engram.report.figures.style import COLOURS, INK, WIDTH, legend_below, tidy
+from engram.report.tables import Table
 
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "plain": PlainSoftmax,

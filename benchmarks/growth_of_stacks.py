@@ -11,11 +11,11 @@ from engram.bench import loops
 from engram.bench.memory import memory_of_stack
 from engram.bench.timing import Contestant, Take, measure
 from engram.bench.workload import USUAL_PENALTIES, WORKLOADS, Workload
-from engram.config import PAPER_METHODS
-from engram.figures.drawing import Drawing, new_figure
-from engram.figures.style import OTHER, WIDTH, colour_of_method, legend_below, tidy
-from engram.presets import preset
-from engram.tables import Table
+from engram.config.presets import preset
+from engram.config.settings import PAPER_METHODS
+from engram.report.figures.drawing import Drawing, new_figure
+from engram.report.figures.style import OTHER, WIDTH, colour_of_method, legend_below, tidy
+from engram.report.tables import Table
 
 MIXED = "the paper's eight"
 METHODS = {"mlp": ("finetune", "dhp+online-ewc", MIXED), "cnn": ("dhp+online-ewc", MIXED)}

@@ -11,16 +11,16 @@ from typing import Any
 from growth import MB, NOT_MEASURED, Found, Scale, Setting, bytes_of, cells_of, columns_of, in_mb
 
 from engram.bench.timing import synchronize
-from engram.build import build_learner, build_streams, load_datasets
-from engram.config import Config
+from engram.config.presets import preset
+from engram.config.settings import Config
 from engram.data.streams import Stream, move_streams
-from engram.figures.drawing import Drawing, new_figure
-from engram.figures.style import WIDTH, colour_of_method, legend_below, rule, tidy
-from engram.presets import preset
-from engram.stack.choose import choose_program
-from engram.stack.program import Batches
-from engram.tables import Table
-from engram.train import Place, train_task
+from engram.engine.build import build_learner, build_streams, load_datasets
+from engram.engine.choose import choose_program
+from engram.engine.loop import Place, train_task
+from engram.engine.program import Batches
+from engram.report.figures.drawing import Drawing, new_figure
+from engram.report.figures.style import WIDTH, colour_of_method, legend_below, rule, tidy
+from engram.report.tables import Table
 
 METHODS = ("online-ewc", "si", "mas", "dhp", "dhp+online-ewc", "dhp+si", "dhp+mas", "ewc")
 SPANS = ((6, 15), (91, 100), (991, 1000))  # the tasks whose median stands for 10, 100 and 1,000

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import engram
-from engram.store.export import export
-from engram.store.index import NAME, SETTLED_NS, Index
-from engram.store.query import parse_conditions, select
+from engram.runs.store.export import export
+from engram.runs.store.index import NAME, SETTLED_NS, Index
+from engram.runs.store.query import parse_conditions, select
 
 METHODS = ("si", "dhp+si")
 TRIALS, TASKS = 3, 5

@@ -25,11 +25,11 @@ from rich.progress import Progress
 
 from engram.bench.record import hardware
 from engram.bench.run import busy_notes
-from engram.build import choose_device, precision_of
-from engram.errors import InputError
-from engram.figures.drawing import save_drawings
-from engram.replacing import write_atomically
-from engram.results import versions
+from engram.common.errors import InputError
+from engram.common.replacing import write_atomically
+from engram.engine.build import choose_device, precision_of
+from engram.report.figures.drawing import save_drawings
+from engram.runs.result import versions
 
 PARTS = {"stack": grow_stacks, "tasks": grow_tasks, "classes": grow_classes}
 Part = StrEnum("Part", list(PARTS))

@@ -21,10 +21,10 @@ from rich.progress import Progress
 from torch import nn
 
 import engram
-from engram.build import build_model, build_streams, load_datasets
+from engram.cli.display import columns
 from engram.data.batches import epoch_order
-from engram.display import columns
-from engram.tables import Table
+from engram.engine.build import build_model, build_streams, load_datasets
+from engram.report.tables import Table
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -24,17 +24,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import engram
-from engram.cli_data import DataFolder
+from engram.cli.data import DataFolder
+from engram.cli.display import columns, print_table
+from engram.common.errors import InputError
 from engram.data.batches import batches_of, epoch_order, read_inputs
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
 from engram.data.streams import Stream, Task
-from engram.display import columns, print_table
-from engram.errors import InputError
-from engram.masking import mask_logits
-from engram.metrics import average_accuracy, estimate, forgetting, paired_difference
+from engram.nn.masking import mask_logits
 from engram.nn.networks import Network
-from engram.tables import Table, with_error
+from engram.report.tables import Table, with_error
+from engram.runs.metrics import average_accuracy, estimate, forgetting, paired_difference
 
 BASE = 4  # classes that the backbone learns from; the others come two at a time
 WIDTH = 128  # features

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 FILE = "some/folder/file-ubyte"
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import engram
+from engram.common.replacing import write_atomically
 from engram.data.batches import batches_of
 from engram.data.sources import load
 from engram.data.streams import Task
-from engram.figures.drawing import new_figure
-from engram.figures.style import COLOURS, INK, MEDIUM, SMALL, WIDTH, rule, tidy
 from engram.penalties.base import Term
-from engram.replacing import write_atomically
+from engram.report.figures.drawing import new_figure
+from engram.report.figures.style import COLOURS, INK, MEDIUM, SMALL, WIDTH, rule, tidy
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 BATCH_SIZE, LEARNING_RATE = 50, 0.05

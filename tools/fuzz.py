@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from engram.display import columns
+from engram.cli.display import columns
 
 
 def fuzz(

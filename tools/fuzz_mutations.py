@@ -249,7 +249,7 @@ def mutate_safetensors(content: bytes, rng: random.Random) -> bytes:
     """Bytes; safetensors' own header; or Engram's, sealed again with the checksum that belongs to it."""
     from safetensors.torch import load, save
 
-    from engram.tensorfile import _checksum
+    from engram.common.tensor_file import _checksum
 
     choice = rng.random()
     if choice < 0.25:

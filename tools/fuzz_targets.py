@@ -22,33 +22,33 @@ import scipy.io
 import torch
 
 import engram
-from engram import runs
-from engram.build import build_learner, build_streams
-from engram.checkpoint import CheckpointFolder, Checkpoints
-from engram.cli_run import configs_of
-from engram.config import KINDS, Config, from_dict, load_config, parse_setting
+from engram.cli.run import configs_of
+from engram.config.presets import preset
+from engram.config.settings import KINDS, Config, from_dict, load_config, parse_setting
 from engram.data import formats
 from engram.data.catalogue import File
 from engram.data.download import _extract
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import _read, load
-from engram.experiment import Progress, Setting, run_on
-from engram.figures import Drawing, to_svg
+from engram.engine.build import build_learner, build_streams
+from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.loop import check_place
+from engram.engine.program import Batches
+from engram.engine.stacks import gather, plan_stacks
 from engram.nn.networks import Network
-from engram.presets import preset
-from engram.report import blocks
-from engram.report.write import make_page
+from engram.report.figures import Drawing, to_svg
+from engram.report.html import blocks
+from engram.report.tables import gains, so_far, summary
 from engram.reproduction.document_tables import selection_tables
-from engram.results import Result, read_run
-from engram.runs import resume_methods, run_methods
-from engram.shares import gather, plan_stacks
-from engram.sheets import read_reproduction, read_sheet
-from engram.stack.program import Batches
-from engram.store.index import NAME as INDEX
-from engram.store.index import Index
-from engram.store.query import parse_condition, select
-from engram.tables import gains, so_far, summary
-from engram.train import check_place
+from engram.reproduction.write import make_page
+from engram.runs import run as runs
+from engram.runs.experiment import Progress, Setting, run_on
+from engram.runs.result import Result, read_run
+from engram.runs.run import resume_methods, run_methods
+from engram.runs.sheets import read_reproduction, read_sheet
+from engram.runs.store.index import NAME as INDEX
+from engram.runs.store.index import Index
+from engram.runs.store.query import parse_condition, select
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = 100  # that are remembered

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fuzz_mutations import mutate
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 if TYPE_CHECKING:
     from fuzz_targets import Target

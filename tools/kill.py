@@ -28,9 +28,9 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from engram.errors import InputError
-from engram.results import read_run
-from engram.sheets import read_sheet
+from engram.common.errors import InputError
+from engram.runs.result import read_run
+from engram.runs.sheets import read_sheet
 
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = ["--dataset", "mnist-small", "--epochs", "2", "--set", "hidden=[16]", "--set", "max_samples=2000",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engram.figures.reproduction import draw_overview
 from engram.reproduction.document import readme_table, write_document
-from engram.sheets import read_reproduction
+from engram.reproduction.figures import draw_overview
+from engram.runs.sheets import read_reproduction
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- from results/ -->", "<!-- end -->"

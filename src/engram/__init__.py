@@ -4,7 +4,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from engram.version import __version__
+from engram.common.version import __version__
 
 __all__ = [
     "EWC",

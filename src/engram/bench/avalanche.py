@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from engram.bench.loops import plain_model
 from engram.bench.timing import Take, synchronize
 from engram.bench.workload import Workload
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 STRATEGIES = ("Naive", "EWC", "SynapticIntelligence", "MAS")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engram.bench.timing import Take, timed
 from engram.bench.workload import Workload
-from engram.config import Config
+from engram.config.settings import Config
 
 Products = Callable[[], object]
 

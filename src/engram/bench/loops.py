@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from engram.bench.timing import Take, timed
 from engram.bench.workload import Workload
-from engram.build import build_features
-from engram.config import Config
+from engram.config.settings import Config
 from engram.data.batches import LONGEST_PIECE, Piece
-from engram.learner import Learner
-from engram.stack.choose import choose_program
-from engram.stack.program import Batches
+from engram.engine.build import build_features
+from engram.engine.choose import choose_program
+from engram.engine.learner import Learner
+from engram.engine.program import Batches
 
 
 def plain_model(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:

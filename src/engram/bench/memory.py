@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engram.learner import Learner
+from engram.engine.learner import Learner
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import torch
 
 from engram.bench import avalanche
 from engram.bench.run import Findings, Plan, Speed, StackMemory
-from engram.errors import InputError
-from engram.layout import Table
-from engram.replacing import write_atomically
-from engram.results import versions
+from engram.common.errors import InputError
+from engram.common.replacing import write_atomically
+from engram.report.layout import Table
+from engram.runs.result import versions
 
 RECORD = "record.json"
 MB = 1e6

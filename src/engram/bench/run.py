@@ -13,9 +13,9 @@ from engram.bench import avalanche, floor, loops
 from engram.bench.memory import Memory, memory_of_stack
 from engram.bench.timing import Contestant, Take, Timing, measure
 from engram.bench.workload import HEADS, PENALTIES, WORKLOADS, Workload
-from engram.build import choose_device, precision_of
-from engram.config import Config
-from engram.errors import InputError, check_choice
+from engram.common.errors import InputError, check_choice
+from engram.config.settings import Config
+from engram.engine.build import choose_device, precision_of
 
 FLOOR, BATCHED = "floor: products", "floor: batched products"
 PLAIN, PLAIN_EWC = "plain loop", "plain loop, EWC through autograd"

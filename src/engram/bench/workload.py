@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engram.build import build_learner
-from engram.config import PAPER_METHODS, Config
+from engram.common.seeding import generator
+from engram.config.presets import preset
+from engram.config.settings import PAPER_METHODS, Config
 from engram.data.batches import LONGEST_PIECE
 from engram.data.samples import Samples
 from engram.data.streams import Stream, Task
-from engram.learner import Learner
-from engram.presets import preset
-from engram.seeding import generator
+from engram.engine.build import build_learner
+from engram.engine.learner import Learner
 
 HEADS = ("plain", "matched", "dhp")
 PENALTIES = ("none", "si", "online-ewc", "mas", "ewc")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engram.common.seeding import generator
 from engram.data.samples import Samples
-from engram.seeding import generator
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 LONGEST_PIECE = 64  # steps; between two pieces a run can be watched and kept

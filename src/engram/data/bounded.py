@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from importlib.resources.abc import Traversable
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 MAX_BYTES = 256 * 2**20  # the largest published content is SVHN's training images, 215 MiB
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
+from engram.common.errors import InputError, said
 from engram.data.bounded import MAX_BYTES
 from engram.data.catalogue import Archive, File, Source
 from engram.data.sources import chosen_folder, is_usable, locate, source_named
-from engram.errors import InputError, said
 
 if TYPE_CHECKING:
     from rich.console import Console

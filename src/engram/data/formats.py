@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engram.common.errors import InputError
 from engram.data.matlab import read_arrays
 from engram.data.samples import Samples
-from engram.errors import InputError
 
 NUM_CLASSES = 10
 MAX_LABELS = 10_000_000  # MNIST has 60,000

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engram.common.errors import InputError
 from engram.data import bounded
 from engram.data.bounded import decompress
-from engram.errors import InputError
 
 # Types of elements, NumPy's names of their numbers, classes and a flag of variables
 MATRIX, COMPRESSED = 14, 15

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 Origin = Literal["published", "structure", "own"]
 

@@ -16,12 +16,12 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from engram.common.errors import InputError, check_choice
 from engram.data import formats
 from engram.data.bounded import gunzip, read_file
 from engram.data.catalogue import SOURCES, File, Source
 from engram.data.formats import Part
 from engram.data.samples import Dataset, Origin
-from engram.errors import InputError, check_choice
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engram.common.errors import InputError
+from engram.common.seeding import generator
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
-from engram.errors import InputError
-from engram.seeding import generator
 
 
 @dataclass(frozen=True)

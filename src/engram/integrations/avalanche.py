@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from engram.common.errors import InputError, check_choice
 from engram.data.batches import read_inputs
 from engram.data.samples import Samples
 from engram.data.streams import Stream
-from engram.errors import InputError, check_choice
-from engram.masking import mask_logits
 from engram.nn.dhp import DHPSoftmax
+from engram.nn.masking import mask_logits
 from engram.penalties.base import Penalty, slow_parameters
 
 try:

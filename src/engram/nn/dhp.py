@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.errors import InputError, NotFiniteError, check_choice
-from engram.mapping import mapped
+from engram.common.errors import InputError, NotFiniteError, check_choice
+from engram.nn.distributed import Ranks, SumOverRanks, ranks_of_call
 from engram.nn.growth import grow_rows
-from engram.ranks import Ranks, SumOverRanks, ranks_of_call
-from engram.targets import check_targets
+from engram.nn.mapping import mapped
+from engram.nn.targets import check_targets
 
 SMALLEST_TRACE = 1e-12  # root mean square below which a trace counts as none
 

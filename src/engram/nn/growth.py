@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 from engram.nn.dhp import DHPSoftmax, plastic_weight
 from engram.nn.growth import grow_rows
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from engram.errors import InputError, NotFiniteError, check_choice
+from engram.common.errors import InputError, NotFiniteError, check_choice
+from engram.nn.wrapping import bare
 from engram.penalties.growth import check_grown, with_rows
-from engram.wrapping import bare
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError, check_choice
-from engram.freezing import frozen
-from engram.masking import mask_logits
+from engram.common.errors import InputError, check_choice
+from engram.nn.distributed import rank_of, ranks_of
+from engram.nn.freezing import frozen
+from engram.nn.masking import mask_logits
+from engram.nn.targets import check_targets
 from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample, unpack
-from engram.ranks import rank_of, ranks_of
-from engram.targets import check_targets
 
 
 class EWC(Penalty):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engram.ranks import after_averaging, several_processes
+from engram.nn.distributed import after_averaging, several_processes
 
 
 @dataclass(frozen=True)

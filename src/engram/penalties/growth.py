@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 
 def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError
-from engram.freezing import frozen
+from engram.common.errors import InputError
+from engram.nn.distributed import add_over_ranks, ranks_of
+from engram.nn.freezing import frozen
 from engram.penalties.per_sample import Function, Objective, known_layers, sum_per_sample
-from engram.ranks import add_over_ranks, ranks_of
 
 Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.errors import InputError
+from engram.common.errors import InputError
+from engram.nn.distributed import ranks_of, take_from_first_rank
 from engram.penalties.base import Penalty
 from engram.penalties.gradients import Gradients
-from engram.ranks import ranks_of, take_from_first_rank
 
 LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
 

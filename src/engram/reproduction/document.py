@@ -7,12 +7,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from engram import metrics
-from engram.comparisons import baseline_of
-from engram.config import BENCHMARKS
-from engram.layout import Table
-from engram.overview import accuracy_table, claims_table, transfer_table
-from engram.presets import PAPER_RESULTS, STEADY, TITLES
+from engram.config.presets import PAPER_RESULTS, STEADY, TITLES
+from engram.config.settings import BENCHMARKS
+from engram.report.layout import Table
+from engram.report.pairs import baseline_of
+from engram.report.tables import final_accuracy, so_far
 from engram.reproduction.document_tables import (
     baseline_table,
     control_table,
@@ -29,7 +28,9 @@ from engram.reproduction.document_tables import (
     to_the_left,
     worst_table,
 )
+from engram.reproduction.overview import accuracy_table, claims_table, transfer_table
 from engram.reproduction.study import PLASTIC
+from engram.reproduction.verdicts import FEWEST_PAIRS, Sheets, positions, steady_pairs, table_pairs
 from engram.reproduction.words import (
     ABOUT_DATA,
     ABOUT_STEADY,
@@ -40,9 +41,8 @@ from engram.reproduction.words import (
     INTRODUCTION,
     WHAT_WAS_LOST,
 )
-from engram.sheets import read_reproduction
-from engram.tables import final_accuracy, so_far
-from engram.verdicts import FEWEST_PAIRS, Sheets, positions, steady_pairs, table_pairs
+from engram.runs import metrics
+from engram.runs.sheets import read_reproduction
 
 
 def write_document(results: Path) -> str:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engram import metrics
-from engram.comparisons import Pair, baseline_of
-from engram.config import BENCHMARKS
-from engram.errors import InputError, said
-from engram.layout import Table, number
-from engram.presets import CHOOSING, PAPER_RESULTS, TITLES, preset
-from engram.reading import read_json
+from engram.common.errors import InputError, said
+from engram.common.reading import read_json
+from engram.config.presets import CHOOSING, PAPER_RESULTS, TITLES, preset
+from engram.config.settings import BENCHMARKS
+from engram.report.layout import Table, number
+from engram.report.pairs import Pair, baseline_of
+from engram.report.tables import with_error
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
-from engram.results import DAMAGE, Result
-from engram.tables import with_error
-from engram.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
+from engram.reproduction.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
+from engram.runs import metrics
+from engram.runs.result import DAMAGE, Result
 
 NEAR = 3  # points within which a baseline counts as the paper's
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engram.config import BENCHMARKS, PAPER_METHODS, PENALTIES, Config
-from engram.errors import InputError, check_choice
-from engram.parts import Part
-from engram.presets import CHOOSING, STEADY, preset
+from engram.common.errors import InputError, check_choice
+from engram.config.presets import CHOOSING, STEADY, preset
+from engram.config.settings import BENCHMARKS, PAPER_METHODS, PENALTIES, Config
 from engram.reproduction.study import study_entries
-from engram.sheets import NOT_IN_THE_PAPER, PARTS
+from engram.runs.parts import Part
+from engram.runs.sheets import NOT_IN_THE_PAPER, PARTS
 
 ETAS = (0.1, 0.01, 0.001, 0.0005, 0.0001)  # the paper's own, over which it drew its Figure 4
 ETA_TRIALS = 5

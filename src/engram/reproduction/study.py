@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engram.config import PAPER_METHODS, Config
-from engram.presets import STEADY, preset
+from engram.config.presets import STEADY, preset
+from engram.config.settings import PAPER_METHODS, Config
 
 STUDY_TRIALS = 5
 BASE = "as in the table"

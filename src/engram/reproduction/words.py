@@ -62,8 +62,8 @@ lost under Online EWC; in the study it made no difference. The steady trace chan
   what the trace would change.
 
 `engram run BENCHMARK --methods dhp+si --steady` runs it, and `engram.preset(BENCHMARK, METHOD,
-**engram.presets.STEADY)` is the same from Python. **Use it with consolidation.** Alone, a network with it learns each
-task better and forgets the earlier ones all the faster. Cautions: it was compared with baselines at the paper's
+**engram.config.presets.STEADY)` is the same from Python. **Use it with consolidation.** Alone, a network with it
+learns each task better and forgets the earlier ones all the faster. Cautions: it was compared with baselines at the paper's
 strengths, not at the best for each. Part of what it could do is to let the output layer learn faster; a baseline with
 a constant trace of the same size, which learns as fast, gains only a part of it (the tables of the control): on Split
 MNIST little under SI and Online EWC and a good part under MAS. Single trials can go wrong, as the table of the worst

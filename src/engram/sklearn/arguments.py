@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 from engram.sklearn.labels import check_same_kind
 
 

@@ -15,10 +15,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from engram.build import choose_device
-from engram.config import Config
-from engram.errors import InputError
-from engram.presets import STEADY, preset
+from engram.common.errors import InputError
+from engram.config.presets import STEADY, preset
+from engram.config.settings import Config
+from engram.engine.build import choose_device
 from engram.sklearn.arguments import as_python, declared_classes, task_name, whole_number
 from engram.sklearn.continual import ContinualLearner
 from engram.sklearn.files import Kept, load, save

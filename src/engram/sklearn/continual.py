@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.build import build_model, build_penalty
-from engram.config import Config
-from engram.errors import NotFiniteError
-from engram.masking import mask_logits
-from engram.seeding import derive_seed, generator
+from engram.common.errors import NotFiniteError
+from engram.common.seeding import derive_seed, generator
+from engram.config.settings import Config
+from engram.engine.build import build_model, build_penalty
+from engram.nn.masking import mask_logits
 from engram.sklearn.reservoir import Reservoir
 
 LARGEST_GRADIENT = 1.0  # its norm: features of any size, also unscaled ones, then leave a step finite

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.build import build_model, choose_device
-from engram.config import Config, from_dict
-from engram.errors import InputError, said
+from engram.common.errors import InputError, said
+from engram.common.tensor_file import read_tensors, write_tensors
+from engram.config.settings import Config, from_dict
+from engram.engine.build import build_model, choose_device
 from engram.sklearn.arguments import as_python
 from engram.sklearn.continual import DRAWING, ContinualLearner
 from engram.sklearn.labels import Labels
-from engram.tensorfile import read_tensors, write_tensors
 
 KIND, FORMAT = "classifier", 1
 NAMES = (str, int, float, bool)  # what a task may be named in a file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engram.errors import InputError
+from engram.common.errors import InputError
 
 
 class Labels:

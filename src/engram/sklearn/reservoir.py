@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engram.seeding import derive_seed
+from engram.common.seeding import derive_seed
 
 
 class Reservoir:

@@ -1,0 +1,144 @@
+"""What a person sees while a run goes on, and after it: a bar, a live line of accuracies a method, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from engram.common.errors import plain
+from engram.config.settings import Config
+from engram.report.layout import Table
+from engram.report.tables import gains, summary
+from engram.runs.news import News, task_row
+from engram.runs.result import Result
+
+if TYPE_CHECKING:
+    from engram.runs.experiment import Progress as Seen
+
+STEPS = 10_000  # of the bar
+
+
+def say(console: Console, line: str) -> None:
+    """A line as it is: no markup in it, no colours, broken by a terminal alone."""
+    console.print(plain(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+def columns(what: str) -> tuple[ProgressColumn, ...]:
+    """Of a bar: what it is of, how much of it is done, and the time so far and to come."""
+    percent = TextColumn("{task.percentage:>3.0f}%")
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return (TextColumn(what), BarColumn(bar_width=24), percent, *times)
+
+
+class RunDisplay:
+    """A bar for the whole run, and under it a line for each method: its accuracies on the tasks so far.
+
+    Where the output is no terminal, lines take the bar's place. Notes and trials that diverged are said anyhow.
+    """
+
+    def __init__(self, configs: Sequence[Config], console: Console):
+        self.console = console
+        self.news = News()
+        self.num_tasks = configs[0].num_tasks
+        self.rows = {config.method: "" for config in configs}
+        self.bar = Progress(*columns("[bold]task {task.fields[now]}"), console=console)
+        self.whole = self.bar.add_task("", total=STEPS, now=f"1/{self.num_tasks}")
+        self.live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
+
+    def __enter__(self) -> RunDisplay:
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.live.stop()
+
+    def show(self, seen: Seen) -> None:
+        if seen.note and seen.share > 0 and self.bar.tasks[0].completed == 0:
+            # What was done before the run was stopped says nothing of its speed now.
+            self.bar.reset(self.whole, completed=round(STEPS * seen.share))
+        self.bar.update(self.whole, completed=round(STEPS * seen.share), now=f"{seen.task + 1}/{self.num_tasks}")
+        for line in self.news.warnings(seen):
+            say(self.console, line)
+        for line in self.news.lines(seen):
+            if not self.console.is_terminal:
+                say(self.console, line)
+        for result in seen.results or ():
+            self.rows[result.config.method] = task_row(result, seen.task) or self.rows[result.config.method]
+
+    def _draw(self) -> RenderableType:
+        lines = RichTable.grid(padding=(0, 2))
+        lines.add_column(no_wrap=True)
+        lines.add_column(no_wrap=True, overflow="ellipsis")
+        for method, row in self.rows.items():
+            lines.add_row(method, row)
+        return Group(self.bar, lines)
+
+
+class Bars:
+    """A bar for each thing that is being run, where the output is a terminal. What is noted of it is said once."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.bars = Progress(*columns("{task.description}"), console=console, transient=True)
+        self.said: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Bars:
+        if self.console.is_terminal:
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self.bars.stop()
+
+    @contextmanager
+    def bar(self, what: str) -> Iterator[Callable[[Seen], None]]:
+        """One of them, as long as it is needed; yields what is to be told of the progress."""
+        task = self.bars.add_task(what, total=STEPS)
+
+        def show(seen: Seen) -> None:
+            self.bars.update(task, completed=round(STEPS * seen.share))
+            if seen.note and (what, seen.note) not in self.said:
+                self.said.add((what, seen.note))
+                say(self.console, seen.note)
+
+        try:
+            yield show
+        finally:
+            self.bars.remove_task(task)
+
+
+def print_tables(results: Sequence[Result], console: Console) -> None:
+    for made in (summary(results), gains(results)):
+        if made is not None:
+            print_table(made, console)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """What a run says of itself is shown as it is: it is no markup, and moves no cursor."""
+    title = Text(plain(table.title), style="bold")
+    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    drawn.add_column(Text(plain(table.columns[0])), no_wrap=True)
+    for column in table.columns[1:]:
+        drawn.add_column(Text(plain(column)), justify="right", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*(Text(plain(cell)) for cell in row))
+    # A narrow terminal breaks lines rather than numbers.
+    drawn.width = console.measure(drawn, options=console.options.update(max_width=1000)).maximum
+    console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
+    for note in table.notes:
+        console.print(plain(note), style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)

@@ -1,0 +1,75 @@
+"""`engram table`, `figures` and `report`: what a run left behind, looked at again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from engram.cli.display import print_tables
+from engram.common.errors import InputError, check_choice
+from engram.report.figures import FORMATS, parse_formats, write_figures
+from engram.report.html import write_report
+from engram.report.tables import gains, summary
+from engram.runs.result import read_run
+
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
+AnyFolder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a run or of a reproduction.", show_default=False)
+]
+
+
+def table(
+    folder: RunFolder,
+    format: Annotated[str, typer.Option(help="text, markdown or csv.")] = "text",
+) -> None:
+    """Print a run's table again; csv is the table of methods alone.
+
+    Example: engram table runs/demo --format markdown
+    """
+    check_choice("format", format, ("text", "markdown", "csv"))
+    description, results = read_run(folder)
+    if format == "text":
+        print_tables(results, Console())
+        if "finished" not in description:
+            print(f"This run is not finished: tasks or trials are missing; `engram run --resume {folder}` goes on.")
+        return
+    if format == "csv":
+        print(summary(results).to_csv(), end="")
+        return
+    for made in (summary(results), gains(results)):
+        if made is not None:
+            print(made.to_markdown())
+
+
+def figures(
+    folder: AnyFolder,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to draw.", show_default="DIR/figures")] = None,
+    format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = ",".join(FORMATS),
+) -> None:
+    """Draw the figures of a run or of a reproduction, and write down their numbers.
+
+    Example: engram figures runs/demo --format png
+    """
+    formats = parse_formats(format)
+    try:
+        paths = write_figures(folder, out or folder / "figures", formats)
+    except OSError as reason:
+        raise InputError(f"cannot draw into {out or folder / 'figures'}: {reason.strerror or reason}") from reason
+    for path in paths:
+        print(path)
+
+
+def report(
+    folder: AnyFolder,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="DIR/report.html")
+    ] = None,
+) -> None:
+    """Write one HTML page that needs no network: tables, figures, settings, and what is missing.
+
+    Example: engram report runs/demo
+    """
+    print(write_report(folder, out))

@@ -1,0 +1,1 @@
+"""The settings of a run, and the paper's values of them."""

@@ -1,0 +1,220 @@
+"""From settings to the things they stand for: stream, model, penalty, device."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engram.common.errors import InputError, check_choice, in_brief, said
+from engram.common.seeding import derive_seed
+from engram.config.presets import MIXTURE
+from engram.config.settings import Config
+from engram.data import streams
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.data.streams import Stream
+from engram.engine.learner import Learner
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.freezing import frozen
+from engram.nn.heads import MatchedSoftmax, PlainSoftmax
+from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
+from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a person brings of their own, each made anew for every model, in place of what the config names."""
+
+    features: Callable[[], nn.Module] | None = None  # from inputs to features (batch, width)
+    head: Callable[[int, int], nn.Module] | None = None  # of (width, classes), called as head(hidden, targets)
+    penalty: Callable[[nn.Module], Penalty] | None = None  # of a model
+
+
+NOTHING_OWN = Own()
+MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
+
+
+def dataset_names(config: Config) -> tuple[str, ...]:
+    """The datasets that an experiment needs."""
+    return MIXTURE[: config.num_tasks] if config.dataset == "five-datasets" else (config.dataset,)
+
+
+def load_datasets(config: Config, folder: str | Path | None) -> list[Dataset]:
+    return [load(name, folder) for name in dataset_names(config)]
+
+
+def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
+    """The tasks of each trial; where they do not depend on it, all trials have the same stream."""
+    if config.examine == "validation":
+        datasets = [dataset.held_out() for dataset in datasets]
+    if config.max_samples is not None:
+        datasets = [dataset.shortened(config.max_samples) for dataset in datasets]
+    made = _streams(config, trials, datasets)
+    return made if config.mask_training else [streams.masked_only_when_examined(stream) for stream in made]
+
+
+def _streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
+    if config.benchmark == "vision-mixture":
+        return [streams.mixture(datasets, num_tasks=config.num_tasks)] * len(trials)
+    (dataset,) = datasets
+    if config.benchmark == "split-mnist":
+        return [streams.split(dataset, num_tasks=config.num_tasks)] * len(trials)
+    if config.benchmark == "permuted-mnist":
+        return [
+            streams.permuted(dataset, num_tasks=config.num_tasks, seed=config.seed, trial=trial) for trial in trials
+        ]
+    return [
+        streams.imbalanced(
+            dataset,
+            num_tasks=config.num_tasks,
+            seed=config.seed,
+            trial=trial,
+            imbalance_seed=config.imbalance_seed,
+        )
+        for trial in trials
+    ]
+
+
+def build_learner(
+    config: Config,
+    trial: int,
+    input_shape: Sequence[int],
+    num_classes: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    own: Own = NOTHING_OWN,
+) -> Learner:
+    """A model of one trial, on its device, with its penalty."""
+    model = build_model(config, trial, input_shape, num_classes, own).to(device=device, dtype=dtype)
+    for module in model.modules():
+        if isinstance(module, DHPSoftmax):
+            module.check_values = False  # streams have checked their targets, and the loop looks out for NaN
+    penalty = build_penalty(config, trial, model) if own.penalty is None else own.penalty(model)
+    return Learner(config, trial, model, penalty)
+
+
+def build_model(
+    config: Config, trial: int, input_shape: Sequence[int], num_classes: int, own: Own = NOTHING_OWN
+) -> Network:
+    """The network of one trial. All methods of a trial begin with the same features and slow weights."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
+            features = build_features(config, input_shape) if own.features is None else own.features()
+            if own.features is None and config.initialisation == "he":
+                initialise_by_he(features, config.leaky_slope)
+            width = _width_of(features, config, input_shape)
+            head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
+            return Network(features, head)
+    except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
+        raise InputError(f"the network of {config.method} cannot be built: {said(reason)}") from reason
+
+
+def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
+    made = _features(config, input_shape)
+    if (config.input_mean, config.input_std) == (0, 1):
+        return made
+    return nn.Sequential(Standardised(config.input_mean, config.input_std), *made)
+
+
+def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
+    num_weights = sum(a * b for a, b in itertools.pairwise([math.prod(input_shape), *config.hidden]))
+    if num_weights > MAX_WEIGHTS:
+        raise InputError(f"a network with hidden {in_brief(config.hidden)} has more than {MAX_WEIGHTS} weights")
+    if config.network == "mlp":
+        return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
+    if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
+        raise InputError(f"the cnn needs square images (channels, side, side) from side 16, not {tuple(input_shape)}")
+    channels, side, _ = input_shape
+    return cnn_features(channels, side, config.hidden, config.leaky_slope)
+
+
+def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -> int:
+    """How many features there are; a module of one's own is asked."""
+    if config.network != "own":
+        return config.hidden[-1]
+    if not isinstance(features, nn.Module):
+        raise InputError(f"features must be a function that makes a module, not a {type(features).__name__}")
+    with frozen(features), torch.no_grad():
+        made = features(torch.zeros(2, *input_shape))
+    if not isinstance(made, torch.Tensor) or made.ndim != 2 or len(made) != 2:
+        shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+        raise InputError(f"features must give one row a sample, (batch, width), not {shape} for a batch of 2")
+    return made.shape[1]
+
+
+def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
+    if config.plastic:
+        return DHPSoftmax(
+            width,
+            num_classes,
+            eta=config.eta,
+            alpha=config.alpha,
+            eta_range=config.eta_range,
+            alpha_init=config.alpha_init,
+            learn_eta=config.learn_eta,
+            trace_gradient=config.trace_gradient,
+            trace_scale=config.trace_scale,
+            trace_centred=config.trace_centred,
+        )
+    if config.baseline_head == "matched":
+        return MatchedSoftmax(width, num_classes, trace=config.baseline_trace)
+    return PlainSoftmax(width, num_classes)
+
+
+def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
+    if config.strength is None or config.penalty is None:
+        return NoPenalty(model)
+    common: dict[str, Any] = {
+        "strength": config.strength,
+        "regularize_alpha": config.regularize_alpha,
+        "protect": config.protect,
+    }
+    if config.penalty == "si":
+        return SI(model, xi=config.xi, **common)
+    if config.penalty == "mas":
+        return MAS(model, **common)
+    seed = derive_seed(config.seed, "fisher", trial) if config.fisher_labels == "sampled" else 0
+    common |= {"labels": config.fisher_labels, "seed": seed}
+    return EWC(model, **common) if config.penalty == "ewc" else OnlineEWC(model, gamma=config.gamma, **common)
+
+
+def choose_device(name: str) -> torch.device:
+    """ "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not isinstance(name, str):
+        raise InputError(f"a device is a word such as cpu, not {in_brief(name)}")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # also refuses "meta", which computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as reason:
+        raise InputError(
+            f"there is no device {in_brief(name)} here; use auto, cpu, or cuda where there is a GPU"
+        ) from reason
+    return device
+
+
+@contextmanager
+def precision_of(name: str) -> Iterator[torch.dtype]:
+    """The type to compute in; within it, GPUs use TensorFloat-32 in matrix products if it is "tf32", else not.
+
+    Convolutions, of which cuDNN knows several, are then summed up in the same order each time.
+    """
+    check_choice("precision", name, ("tf32", "float32", "float64"))
+    cudnn = torch.backends.cudnn
+    before = (torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic)
+    torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = name == "tf32"
+    cudnn.deterministic = True
+    try:
+        yield torch.float64 if name == "float64" else torch.float32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before

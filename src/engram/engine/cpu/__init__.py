@@ -1,0 +1,1 @@
+"""How a CPU trains a stack."""

@@ -1,0 +1,161 @@
+"""Models one after another: the program for a CPU, and for models that cannot be mapped.
+
+Batching small products gains a CPU nothing: it is as busy with one network as with eighty. So each model takes its
+steps as a module of its own, exactly as it would alone, and where there are several, each thread has its own models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from engram.common.errors import InputError
+from engram.data.batches import Piece, read_inputs
+from engram.engine.cpu.step import ContractDescent, Descent, FactoredDescent, factored_layers, own_method
+from engram.engine.draws import draws_numbers, own_generators, seed_draws
+from engram.engine.evaluation import accuracy
+from engram.engine.learner import DYNAMICS, Learner, read_dynamics
+from engram.engine.program import Batches, consolidate_alone
+
+GATHERED = 16  # batches that are read at once for all models of a trial, few enough to stay in a cache
+
+
+class OneByOne:
+    def __init__(self, learners: Sequence[Learner], batches: Batches):
+        self.learners = list(learners)
+        self.batches = batches
+        self.place = {trial: place for place, trial in enumerate(batches.trials)}
+        example = batches.tasks(0)[0].train[slice(2)]
+        inputs = read_inputs(example.inputs, dtype=batches.dtype)
+        self.device = inputs.device
+        with own_generators(self.device):
+            self.descents = [_descent(learner, inputs, example.targets) for learner in self.learners]
+        self.draws = [draws_numbers(learner.model, inputs, example.targets) for learner in self.learners]
+        self.orders: list[Tensor] = []
+        self.notes: list[str] = []
+
+    def begin_task(self, n: int) -> None:
+        self.tasks = self.batches.tasks(n)
+        for learner, descent in zip(self.learners, self.descents, strict=True):
+            learner.model.train()
+            descent.begin_task(self.tasks[self.place[learner.trial]].taught)
+
+    def begin_epoch(self, n: int, epoch: int) -> None:
+        self.now = (n, epoch)
+        self.orders = [order.to(self.device) for order in self.batches.orders(n, epoch)]
+
+    def train(self, piece: Piece) -> Tensor:
+        places = range(len(self.batches.trials))[piece.trials]
+        chosen = [i for i, learner in enumerate(self.learners) if self.place[learner.trial] in places]
+        losses = torch.full((len(chosen), piece.num_steps), float("nan"), device=self.device, dtype=self.batches.dtype)
+
+        def train_some(part: Sequence[int]) -> None:
+            """Rows `part` of `losses`, whose learners are of one or of several trials."""
+            for place in places:
+                own = [row for row in part if self.place[self.learners[chosen[row]].trial] == place]
+                self._train_trial(piece, place, [chosen[row] for row in own], losses, own)
+
+        learning = [row for row, i in enumerate(chosen) if self.learners[i].learning]
+        in_parallel(train_some, [row for row in learning if not self.draws[chosen[row]]], self.device)
+        with own_generators(self.device):  # which all threads share
+            train_some([row for row in learning if self.draws[chosen[row]]])
+        return losses
+
+    def _train_trial(self, piece: Piece, place: int, own: list[int], losses: Tensor, rows: list[int]) -> None:
+        for start in range(0, piece.num_steps, GATHERED) if own else ():
+            read = self._batches(piece, place, range(start, min(start + GATHERED, piece.num_steps)))
+            for i, row in zip(own, rows, strict=True):
+                with self.descents[i].steps():
+                    taken = [self._step(i, piece.first_step + start + k, *batch) for k, batch in enumerate(read)]
+                losses[row, start : start + len(taken)] = torch.stack(taken)
+
+    def _step(self, i: int, step: int, inputs: Tensor, targets: Tensor) -> Tensor:
+        learner = self.learners[i]
+        if self.draws[i]:
+            seed_draws(self.batches.seed, learner.trial, *self.now, step)
+        try:
+            return self.descents[i].step(inputs, targets)
+        except InputError:
+            raise
+        except ValueError as reason:  # PyTorch's word for a batch of one, to BatchNorm
+            where = f"task {self.now[0] + 1} of trial {learner.trial + 1}, on a batch of {len(inputs)}"
+            raise InputError(f"the model of {learner.config.method} cannot train in {where}: {reason}") from reason
+
+    def _batches(self, piece: Piece, place: int, steps: range) -> list[tuple[Tensor, Tensor]]:
+        task = self.tasks[place]
+        first = piece.first_sample + steps.start * piece.batch_size
+        chosen = self.orders[place][first : first + len(steps) * piece.batch_size]
+        inputs = read_inputs(task.train.inputs.index_select(0, chosen), task.permutation, self.batches.dtype)
+        targets = task.train.targets[chosen]
+        return list(zip(inputs.split(piece.batch_size), targets.split(piece.batch_size), strict=True))
+
+    def dynamics(self) -> Tensor:
+        rows = []
+        for learner in self.learners:
+            seen = read_dynamics(learner.model)
+            rows.append([float(seen[name]) if seen else float("nan") for name in DYNAMICS])
+        return torch.tensor(rows, dtype=torch.float64, device=self.device)
+
+    def finite(self) -> Tensor:
+        return torch.tensor(
+            [all(torch.isfinite(t).all() for t in learner.model.state_dict().values()) for learner in self.learners]
+        )
+
+    def consolidate(self, n: int) -> Tensor:
+        finite = torch.ones(len(self.learners), dtype=torch.bool)
+        tasks = self.batches.tasks(n)
+
+        def consolidate_some(part: Sequence[int]) -> None:
+            for i in part:
+                task = tasks[self.place[self.learners[i].trial]]
+                finite[i] = consolidate_alone(self.learners[i], task, self.batches.dtype)
+
+        in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
+        return finite
+
+    def evaluate(self, tasks: Sequence[int]) -> Tensor:
+        values = torch.full((len(self.learners), len(tasks)), float("nan"), dtype=torch.float64)
+
+        def evaluate_some(part: Sequence[int]) -> None:
+            for i in part:
+                stream = self.batches.streams[self.place[self.learners[i].trial]]
+                for column, n in enumerate(tasks):
+                    values[i, column] = accuracy(self.learners[i].model, stream[n], self.batches.dtype)
+
+        in_parallel(evaluate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
+        return values
+
+
+def _descent(learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
+    if own_method(learner.penalty) is not None:
+        return ContractDescent(learner)
+    return FactoredDescent(learner, factored_layers(learner.model, inputs, targets))
+
+
+def in_parallel(work: Callable[[Sequence[int]], None], items: list[int], device: torch.device) -> None:
+    """Do the work on a CPU with the items divided among threads; where there are fewer items, each has several."""
+    num_threads = torch.get_num_threads()
+    num_workers = min(num_threads, len(items)) if device.type == "cpu" else 1
+    if num_workers <= 1:
+        work(items)
+        return
+    share = -(-len(items) // num_workers)
+    parts = [items[start : start + share] for start in range(0, len(items), share)]
+    with threads_each(num_threads // len(parts)), ThreadPoolExecutor(len(parts)) as pool:
+        for done in [pool.submit(work, part) for part in parts]:
+            done.result()
+
+
+@contextmanager
+def threads_each(number: int) -> Iterator[None]:
+    """So many threads for each product; threads that start within it keep to that."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

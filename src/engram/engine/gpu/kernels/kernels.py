@@ -1,0 +1,186 @@
+"""Triton kernels for a stack on a GPU: each does in one pass over memory what would be many."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engram.engine.gpu.kernels.head import read_back, write_trace
+from engram.engine.gpu.step import Step
+
+__all__ = ["activate", "cross_entropy", "gather", "pass_back", "read_back", "take_step", "write_trace"]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _gather(
+    store, labels, order, cursor, permutation, inputs, targets, PIXELS, BATCH, LONGEST,
+    PERMUTED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    sample, trial = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = pixel < PIXELS
+    row = tl.load(order + trial * LONGEST + tl.load(cursor) + sample)
+    source = tl.load(permutation + trial * PIXELS + pixel, mask=inside, other=0) if PERMUTED else pixel
+    value = tl.load(store + row * PIXELS + source, mask=inside, other=0).to(tl.float32)
+    if SCALED:
+        value = tl.div_rn(value, 255.0)
+    tl.store(inputs + (trial * BATCH + sample) * PIXELS + pixel, value, mask=inside)
+    tl.store(targets + trial * BATCH + sample, tl.load(labels + row), mask=tl.program_id(0) == 0)
+
+
+def gather(
+    store: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, permutations: Tensor | None, batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """The next batch of every trial: rows order[:, cursor : cursor + B] of a store of samples that all share."""
+    num_trials, longest = order.shape
+    pixels = store[0].numel()
+    inputs = torch.empty(num_trials, batch_size, *store.shape[1:], dtype=torch.float32, device=store.device)
+    targets = torch.empty(num_trials, batch_size, dtype=torch.int64, device=store.device)
+    block = min(1024, triton.next_power_of_2(pixels))
+    _gather[(triton.cdiv(pixels, block), batch_size, num_trials)](
+        store, labels, order, cursor, order if permutations is None else permutations, inputs, targets, pixels,
+        batch_size, longest, PERMUTED=permutations is not None, SCALED=store.dtype == torch.uint8, BLOCK=block,
+    )  # fmt: skip
+    return inputs, targets
+
+
+# --- steps ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _pull(t, g, a, s, held, rate, proximal):
+    """θ after a step: gain (θ − lr g) + shift, or gain θ + shift − lr g, or without a penalty θ − lr g."""
+    if held >= 0:
+        if proximal != 0:  # noqa: SIM108 - Triton has no such expression
+            new = s + a * (t - rate * g)
+        else:
+            new = s + a * t - rate * g
+    else:
+        new = t - rate * g
+    return new
+
+
+@triton.jit
+def _step(theta, gradient, gain, shift, path, held_of, followed_of, rate_of, proximal_of, size, BLOCK: tl.constexpr):
+    model = tl.program_id(1).to(tl.int64)
+    held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    t = tl.load(theta + model * size + place, mask=inside)
+    g = tl.load(gradient + model * size + place, mask=inside)
+    a = tl.load(gain + held * size + place, mask=inside & (held >= 0))
+    s = tl.load(shift + held * size + place, mask=inside & (held >= 0))
+    new = _pull(t, g, a, s, held, tl.load(rate_of + model), tl.load(proximal_of + model))
+    if followed >= 0:
+        where = path + followed * size + place
+        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
+    tl.store(theta + model * size + place, new, mask=inside)
+
+
+def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
+    """θ after a step along a gradient (N, *shape), for all models of a stack."""
+    size = theta[0].numel()
+    block = min(1024, triton.next_power_of_2(size))
+    _step[(triton.cdiv(size, block), len(theta))](
+        theta, gradient.contiguous(), step.gain, step.shift, step.path, step.held, step.followed, step.rate,
+        step.proximal, size, BLOCK=block,
+    )  # fmt: skip
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _cross_entropy(
+    logits, targets, others, losses, slopes, BATCH, CLASSES, SHARING,
+    BLOCK_BATCH: tl.constexpr, BLOCK_CLASSES: tl.constexpr,
+):  # fmt: skip
+    model = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, BLOCK_CLASSES)
+    taking_part = (c < CLASSES) & (tl.load(others + c, mask=c < CLASSES, other=1) == 0)
+    total = tl.zeros((BLOCK_BATCH,), dtype=tl.float32)
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        place = (model * BATCH + b[:, None]) * CLASSES + c[None, :]
+        z = tl.load(logits + place, mask=(b < BATCH)[:, None] & taking_part[None, :], other=float("-inf"))
+        z = tl.where((b < BATCH)[:, None], z, 0.0)
+        y = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=0)
+        z = z - tl.max(z, axis=1)[:, None]
+        e = tl.exp(z)
+        all_of_it = tl.sum(e, axis=1)
+        own = tl.sum(tl.where(c[None, :] == y[:, None], z, 0.0), axis=1)
+        total += tl.where(b < BATCH, tl.log(all_of_it) - own, 0.0)
+        slope = (e / all_of_it[:, None] - tl.where(c[None, :] == y[:, None], 1.0, 0.0)) / BATCH
+        tl.store(slopes + place, slope, mask=(b < BATCH)[:, None] & (c < CLASSES)[None, :])
+    tl.store(losses + model, tl.sum(total) / BATCH)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss of each model (N,) and its slopes by the logits (N, B, C); `others` (C,) take no part.
+
+    Of targets (T, B), N / T models in a row share a row.
+    """
+    num_models, batch, classes = logits.shape
+    losses, slopes = logits.new_empty(num_models), torch.empty_like(logits)
+    _cross_entropy[(num_models,)](
+        logits, targets, others, losses, slopes, batch, classes, num_models // len(targets),
+        BLOCK_BATCH=min(64, triton.next_power_of_2(batch)), BLOCK_CLASSES=max(2, triton.next_power_of_2(classes)),
+    )  # fmt: skip
+    return losses, slopes
+
+
+# --- a linear layer's bias and LeakyReLU ------------------------------------------------------------------------
+
+
+@triton.jit
+def _activate(out, bias, slope, UNITS, BATCH, BLOCK: tl.constexpr):
+    model = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < UNITS * BATCH
+    b = tl.load(bias + model * UNITS + place // BATCH, mask=inside)
+    where = out + model * UNITS * BATCH + place
+    value = tl.load(where, mask=inside) + b
+    tl.store(where, tl.where(value > 0, value, slope * value), mask=inside)
+
+
+@triton.jit
+def _pass_back(
+    gradient, out, delta, by_bias, slope, UNITS, BATCH, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
+    BLOCK_UNIT: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+):  # fmt: skip
+    model = tl.program_id(1).to(tl.int64)
+    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
+    total = tl.zeros((BLOCK_UNIT,), dtype=tl.float32)
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        inside = (unit < UNITS)[:, None] & (b < BATCH)[None, :]
+        source = gradient + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
+        g = tl.load(source, mask=inside, other=0.0)
+        place = (model * UNITS + unit[:, None]) * BATCH + b[None, :]
+        d = tl.where(tl.load(out + place, mask=inside, other=0.0) > 0, g, slope * g)
+        tl.store(delta + place, d, mask=inside)
+        total += tl.sum(d, axis=1)
+    tl.store(by_bias + model * UNITS + unit, total, mask=unit < UNITS)
+
+
+def activate(out: Tensor, bias: Tensor, slope: float) -> None:
+    """LeakyReLU(out + bias), in place, for out (N, units, B) and bias (N, units)."""
+    num_models, units, batch = out.shape
+    block = min(1024, triton.next_power_of_2(units * batch))
+    _activate[(triton.cdiv(units * batch, block), num_models)](out, bias, slope, units, batch, BLOCK=block)
+
+
+def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+    """From the gradient by what came out, (N, B, units) in any layout, those by what went in (N, units, B) and b."""
+    num_models, units, batch = out.shape
+    delta, by_bias = torch.empty_like(out), out.new_empty(num_models, units)
+    tile = {"BLOCK_UNIT": 32, "BLOCK_BATCH": min(64, triton.next_power_of_2(batch))}
+    _pass_back[(triton.cdiv(units, 32), num_models)](
+        gradient, out, delta, by_bias, slope, units, batch, *gradient.stride(), **tile
+    )
+    return delta, by_bias

@@ -1,0 +1,240 @@
+"""Layers that a stack runs in a way of its own; all others go through `torch.func.vmap` as they are.
+
+Within the mapping, each of these is called once for the whole stack: its tensors then have two axes in front, the
+trials (T) and the models of a trial (M), which share their batch. What entered the network's first layer is therefore
+the same for all M: there one wide product serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.engine.chains import Link, chain_of
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.mapping import mapped
+from engram.nn.masking import mask_logits, masked_classes
+
+LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
+
+
+def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None) -> None:
+    """Make a model's layers ready to be mapped over a stack; only for mapping, from then on."""
+    if kernels is None or patches is None:
+        return
+    chain = chain_of(model)
+    _fuse_linear_layers(chain, kernels)
+    _fuse_convolutions(chain, patches)
+    for module in model.modules():
+        if type(module).forward is DHPSoftmax.forward:
+            assert isinstance(module, DHPSoftmax)
+            if module.literal and module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
+                module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
+
+
+def _fuse_linear_layers(chain: Sequence[Link], kernels: ModuleType) -> None:
+    """A linear layer and its LeakyReLU become one: the first does it all, the second passes it on."""
+    for first, second in pairwise(chain):
+        linear, activation = first.layer, second.layer
+        if not (first.sole and second.sole):
+            continue
+        if type(linear) is nn.Linear and linear.bias is not None and type(activation) is nn.LeakyReLU:
+            linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign, assignment]
+            activation.forward = _pass_on  # type: ignore[method-assign, assignment]
+
+
+def _fuse_convolutions(chain: Sequence[Link], patches: ModuleType) -> None:
+    """A convolution, its LeakyReLU and 2×2 max-pooling become one."""
+    for links in zip(chain, chain[1:], chain[2:], strict=False):
+        convolution, activation, pooling = (link.layer for link in links)
+        if not all(link.sole for link in links):
+            continue
+        if _is_plain(convolution) and type(activation) is nn.LeakyReLU and _halves(pooling):
+            assert isinstance(convolution, nn.Conv2d)
+            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign, assignment]
+            activation.forward = pooling.forward = _pass_on  # type: ignore[method-assign, assignment]
+
+
+def _pass_on(entered: Tensor) -> Tensor:
+    return entered
+
+
+def _linear_of(layer: nn.Linear, slope: float, kernels: ModuleType) -> Callable[[Tensor], Tensor]:
+    def forward(entered: Tensor) -> Tensor:
+        if entered.ndim != 2:
+            return F.leaky_relu(F.linear(entered, layer.weight, layer.bias), slope)
+        return mapped(StackedLinear, entered, layer.weight, layer.bias, slope, kernels)
+
+    return forward
+
+
+def _block_of(layer: nn.Conv2d, slope: float, patches: ModuleType) -> Callable[[Tensor], Tensor]:
+    return lambda entered: mapped(StackedBlock, entered, layer.weight, layer.bias, slope, patches)
+
+
+def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
+    def forward(hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        bounded = head.eta_range == "unit"
+        return mapped(StackedPlastic, hidden, target, head.weight, head.alpha, head.eta, head.hebb, bounded, kernels)
+
+    return forward
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return (
+        type(layer) is nn.Conv2d
+        and layer.padding in ((0, 0), 0)
+        and layer.groups == 1
+        and set(layer.stride) == set(layer.dilation) == {1}
+        and layer.bias is not None
+    )
+
+
+def _halves(layer: nn.Module) -> bool:
+    two = (2, (2, 2))
+    return (
+        type(layer) is nn.MaxPool2d
+        and layer.kernel_size in two
+        and layer.stride in two
+        and layer.padding in (0, (0, 0))
+        and layer.dilation in (1, (1, 1))
+        and not layer.ceil_mode
+        and not layer.return_indices
+    )
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kernels: ModuleType | None) -> Tensor:
+    """A model's mean loss over its batch, the outputs outside `classes` masked out."""
+    if kernels is None:
+        return F.cross_entropy(mask_logits(logits, classes), targets)
+    others = masked_classes(classes, logits.shape[-1], logits.device)
+    return mapped(StackedCrossEntropy, logits, targets, others, kernels)
+
+
+class StackedLinear(torch.autograd.Function):
+    """LeakyReLU(x θᵀ + b) for every model of a stack: x (T, M, B, in) and θ (T, M, out, in).
+
+    Inside, the samples are the last axis, as products by tensor cores want them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
+        trials, models, outputs, inputs = weight.shape
+        # (T, in, B) where all models of a trial get the same, else (N, in, B)
+        turned = _once(entered).mT
+        out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
+        kernels.activate(out, bias, slope)
+        ctx.save_for_backward(turned, weight, out)
+        ctx.slope, ctx.kernels = slope, kernels
+        return out.unflatten(0, (trials, models)).mT
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        turned, weight, out = ctx.saved_tensors
+        axes = weight.shape[:2]
+        delta, by_bias = ctx.kernels.pass_back(gradients[0].flatten(0, 1), out, ctx.slope)  # (N, out, B)
+        by_entered = None
+        if ctx.needs_input_grad[0]:
+            by_entered = torch.bmm(weight.flatten(0, 1).mT, delta).unflatten(0, axes).mT
+        by_weight = torch.bmm(delta.view(len(turned), -1, delta.shape[-1]), turned.mT)
+        return by_entered, by_weight.view(weight.shape), by_bias.unflatten(0, axes), None, None
+
+
+class StackedPlastic(torch.autograd.Function):
+    """`PlasticSoftmax` for every model of a stack, in few passes; η and the trace change in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        alpha: Tensor,
+        eta: Tensor,
+        hebb: Tensor,
+        bounded: bool,
+        kernels: ModuleType,
+    ) -> Tensor:
+        axes = weight.shape[:2]
+        hidden, targets = hidden.flatten(0, 1), _once(target)
+        weight, alpha, eta, hebb = (tensor.flatten(0, 1) for tensor in (weight, alpha, eta, hebb))
+        in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, eta, hebb, bounded)
+        ctx.save_for_backward(hidden, targets, alpha, eta, hebb, in_force, surprise)
+        ctx.axes, ctx.kernels = axes, kernels
+        return torch.bmm(hidden, in_force.mT).unflatten(0, axes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        delta = gradients[0].flatten(0, 1).contiguous()
+        by_weight, by_alpha, by_eta, by_hidden = ctx.kernels.read_back(delta, *ctx.saved_tensors)
+        by_hidden, by_weight, by_alpha, by_eta = (
+            tensor.unflatten(0, ctx.axes) for tensor in (by_hidden.mT, by_weight, by_alpha, by_eta)
+        )
+        return by_hidden, None, by_weight, by_alpha, by_eta, None, None, None
+
+
+class StackedBlock(torch.autograd.Function):
+    """A convolution, LeakyReLU and 2×2 max-pooling for every model of a stack: (T, M, B, in, H, W) and its weights.
+
+    A convolution is a product of its weights with the patches of its inputs, to which a one is added for the bias.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType) -> Tensor:
+        trials, models, channels = weight.shape[:3]
+        kernel = (weight.shape[-2], weight.shape[-1])
+        images = _once(entered).contiguous()  # of T or of N
+        columns = patches.unfold(images, kernel)
+        room = columns.shape[1] - weight[0, 0, 0].numel() - 1
+        theta = torch.cat([weight.flatten(3), bias[..., None], bias.new_zeros(*bias.shape, room)], dim=-1)
+        theta = theta.flatten(0, 1)  # (N, out, rows)
+        size = [side - length + 1 for side, length in zip(images.shape[-2:], kernel, strict=True)]
+        maps = torch.bmm(theta.reshape(len(images), -1, theta.shape[-1]), columns)
+        shape = (trials * models, channels, images.shape[1], *size)
+        pooled, winners = patches.pool(maps.view(shape), slope)
+        ctx.save_for_backward(columns, theta, pooled, winners)
+        ctx.shape, ctx.kernel, ctx.slope, ctx.patches = shape, kernel, slope, patches
+        ctx.entered, ctx.weight = entered.shape, weight.shape
+        return pooled.unflatten(0, (trials, models))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        columns, theta, pooled, winners = ctx.saved_tensors
+        delta = ctx.patches.unpool(gradients[0].flatten(0, 1), pooled, winners, ctx.shape, ctx.slope)
+        delta = delta.view(*ctx.shape[:2], -1)  # (N, out, B · H′ · W′)
+        slopes = torch.bmm(delta.view(len(columns), -1, delta.shape[-1]), columns.mT)
+        slopes = slopes.view(*ctx.weight[:3], -1)
+        rows = ctx.weight[3] * ctx.kernel[0] * ctx.kernel[1]
+        by_entered = None
+        if ctx.needs_input_grad[0]:
+            by_columns = torch.bmm(theta.mT, delta)
+            shape = torch.Size((len(theta), *ctx.entered[2:]))
+            by_entered = ctx.patches.fold(by_columns, shape, ctx.kernel).view(ctx.entered)
+        return by_entered, slopes[..., :rows].reshape(ctx.weight), slopes[..., rows], None, None
+
+
+class StackedCrossEntropy(torch.autograd.Function):
+    """The mean loss of every model of a stack, with its gradient made at once."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, others: Tensor, kernels: ModuleType) -> Tensor:
+        flat = logits.flatten(0, 1).contiguous()
+        losses, slopes = kernels.cross_entropy(flat, _once(targets), others[0, 0])
+        ctx.save_for_backward(slopes.view(logits.shape))
+        return losses.view(logits.shape[:2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return slopes * gradients[0][..., None, None], None, None, None
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Of (T, M, ...) that is the same for all M a (T, ...), else (N, ...)."""
+    return tensor[:, 0] if tensor.stride(1) == 0 else tensor.flatten(0, 1)

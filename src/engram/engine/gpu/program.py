@@ -1,0 +1,222 @@
+"""Many models as one: the program for a GPU.
+
+The models of an architecture are one section, called as one. A step of all sections (reading the batch, forward and
+backward passes, penalties, traces) is captured once as a CUDA graph, and then replayed: the GPU is told of it with one
+call, and asked for nothing until an epoch ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
+from engram.engine.gpu.consolidation import consolidate_section
+from engram.engine.gpu.section import Section
+from engram.engine.learner import Learner
+from engram.engine.memory import Portion
+from engram.engine.program import Batches
+from engram.nn.masking import mask_logits
+
+EVALUATED = 400_000  # samples at a time, over all models, where memory allows
+WEIGHED = 100_000  # the same for importances
+
+
+@dataclass(frozen=True)
+class Part:
+    """The models of one section that take part in a piece."""
+
+    section: Section
+    rows: slice  # of the section
+    trial: Tensor | None  # which of the piece's batches each of them gets; None where it is one each, in order
+    places: slice  # of them among all learners
+
+
+class Mapped:
+    def __init__(self, groups: Sequence[Sequence[Learner]], batches: Batches, kernels: ModuleType | None):
+        """`groups` are the learners by architecture, each in the order of their trials."""
+        self.batches = batches
+        self.place = {trial: place for place, trial in enumerate(batches.trials)}
+        self.learners = [learner for group in groups for learner in group]
+        self.sections = [Section(group, kernels) for group in groups]
+        self.device = batches.tasks(0)[0].train.inputs.device
+        self.kernels = kernels
+        self.captures = self.device.type == "cuda" and kernels is not None
+        self.branches = [torch.cuda.Stream() for _ in self.sections[1:]] if self.captures else []
+        self.notes: list[str] = []
+        self.evaluated = Portion(EVALUATED, "an evaluation", self.notes)
+        self.weighed = Portion(WEIGHED, "an importance", self.notes)
+        self.aside = ThreadPoolExecutor(2)  # what can be done while the GPU is at work
+        # `torch.func.grad`, first needed when a task ends, imports this, which takes long enough to be noticed.
+        self.aside.submit(import_module, "torch._dynamo")
+        self.drawn: tuple[tuple[int, int], Future[Tensor]] | None = None
+        self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
+        self.parts: dict[tuple[int, int], list[Part]] = {}
+        self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)  # the next sample of the epoch's order
+        self.slot = torch.zeros(1, dtype=torch.int64, device=self.device)  # the next column of `losses`
+        self.losses = torch.zeros(len(self.learners), LONGEST_PIECE, dtype=batches.dtype, device=self.device)
+
+    # --- learning -----------------------------------------------------------------------------------------------
+
+    def begin_task(self, n: int) -> None:
+        self.tasks = self.batches.tasks(n)
+        self.graphs.clear()  # they hold the addresses of the last task's data and pulls
+        for section in self.sections:
+            section.begin_task()
+        sizes = self.batches.sizes(n)
+        self.order = torch.zeros(len(sizes), max(sizes), dtype=torch.int64, device=self.device)
+        permutations = [task.permutation for task in self.tasks if task.permutation is not None]
+        self.permutations = torch.stack(permutations) if permutations else None
+
+    def begin_epoch(self, n: int, epoch: int) -> None:
+        ready = self.drawn is not None and self.drawn[0] == (n, epoch)
+        drawn = self.drawn[1].result() if self.drawn is not None and ready else self._draw(n, epoch)
+        self.order.copy_(drawn, non_blocking=True)
+        # The next epoch's order is drawn while the GPU is at work on this one.
+        self.drawn = ((n, epoch + 1), self.aside.submit(self._draw, n, epoch + 1))
+
+    def _draw(self, n: int, epoch: int) -> Tensor:
+        """(T, samples): the order of each trial, and zeros where a trial has fewer."""
+        orders = torch.zeros(self.order.shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        for row, order in zip(orders, self.batches.orders(n, epoch), strict=True):
+            row[: len(order)] = order
+        return orders
+
+    def train(self, piece: Piece) -> Tensor:
+        trials = range(len(self.batches.trials))[piece.trials]
+        self.cursor.fill_(piece.first_sample)
+        self.slot.fill_(0)
+        key = (trials.start, trials.stop, piece.batch_size)
+        steps = piece.num_steps
+        if self.captures and key not in self.graphs:
+            self._step(*key)  # for real, and it readies what a capture must find ready
+            steps -= 1
+            self.graphs[key] = self._captured(*key)
+        for _ in range(steps):
+            if self.captures:
+                self.graphs[key].replay()
+            else:
+                self._step(*key)
+        if len(trials) == len(self.batches.trials):
+            return self.losses[:, : piece.num_steps].clone()
+        parts = self._parts(trials.start, trials.stop)
+        return torch.cat([self.losses[part.places, : piece.num_steps] for part in parts])
+
+    def _captured(self, first: int, last: int, batch_size: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Only what this thread does can spoil the capture: another may be drawing the next order into pinned memory.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._step(first, last, batch_size)
+        return graph
+
+    def _step(self, first: int, last: int, batch_size: int) -> None:
+        """One step of all models of the trials from `first` to `last`."""
+        inputs, targets = self._batch(first, last, batch_size)
+        parts = self._parts(first, last)
+        for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
+            losses = part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
+            self.losses[part.places].index_copy_(1, self.slot, losses[:, None])
+        self.cursor += batch_size
+        self.slot += 1
+
+    def _batch(self, first: int, last: int, batch_size: int) -> tuple[Tensor, Tensor]:
+        """The next batch of each trial, (T, B, ...) and (T, B), read from pixels that all trials share."""
+        store = self.tasks[0].train
+        permutations = None if self.permutations is None else self.permutations[first:last]
+        order = self.order[first:last]
+        if self.kernels is not None:
+            return self.kernels.gather(store.inputs, store.targets, order, self.cursor, permutations, batch_size)
+        chosen = order.index_select(1, self.cursor + torch.arange(batch_size, device=self.device))  # (T, B)
+        return read_many(store.inputs, chosen, permutations, self.batches.dtype), store.targets[chosen]
+
+    def _side_by_side(self, number: int) -> Iterator[None]:
+        """Sections do not wait for each other: each but the first has a branch of the GPU's queue for itself."""
+        if not self.captures:
+            yield from [None] * number
+            return
+        current = torch.cuda.current_stream()
+        yield None
+        for branch in self.branches[: number - 1]:
+            branch.wait_stream(current)
+            with torch.cuda.stream(branch):
+                yield None
+        for branch in self.branches[: number - 1]:
+            current.wait_stream(branch)
+
+    def _parts(self, first: int, last: int) -> list[Part]:
+        if (first, last) not in self.parts:
+            parts, offset = [], 0
+            for section in self.sections:
+                own = [i for i, learner in enumerate(section.learners) if first <= self.place[learner.trial] < last]
+                trial = [self.place[section.learners[i].trial] - first for i in own]
+                parts.append(
+                    Part(
+                        section,
+                        slice(own[0], own[-1] + 1),
+                        None if trial == list(range(last - first)) else torch.tensor(trial, device=self.device),
+                        slice(offset + own[0], offset + own[-1] + 1),
+                    )
+                )
+                offset += len(section)
+            self.parts[first, last] = parts
+        return self.parts[first, last]
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def dynamics(self) -> Tensor:
+        return torch.cat([section.dynamics() for section in self.sections])
+
+    def finite(self) -> Tensor:
+        return torch.cat([section.rows.finite() for section in self.sections])
+
+    def consolidate(self, n: int) -> Tensor:
+        tasks = {learner.trial: self.batches.tasks(n)[self.place[learner.trial]] for learner in self.learners}
+        return torch.cat(
+            [
+                consolidate_section(section, tasks, self.batches.dtype, self.weighed, self.notes)
+                for section in self.sections
+            ]
+        )
+
+    def evaluate(self, tasks: Sequence[int]) -> Tensor:
+        return torch.stack([self._accuracies(n) for n in tasks], dim=1).cpu()
+
+    def _accuracies(self, n: int) -> Tensor:
+        tasks = self.batches.tasks(n)
+        store = tasks[0].test
+        permutations = None if tasks[0].permutation is None else torch.stack([t.permutation for t in tasks])  # type: ignore[misc]
+
+        def count(samples_at_once: int) -> Tensor:
+            correct = torch.zeros(len(self.learners), dtype=torch.int64, device=self.device)
+            for start in range(0, len(store), samples_at_once):
+                chosen = torch.arange(start, min(start + samples_at_once, len(store)), device=self.device)
+                chosen = chosen if store.rows is None else store.rows[chosen]
+                targets = store.targets[chosen]
+                for part in self._parts(0, len(tasks)):
+                    inputs = self._seen_by(part, store.inputs, chosen, permutations)
+                    logits = part.section.logits(inputs, shared=permutations is None)
+                    correct[part.places] += (mask_logits(logits, tasks[0].classes).argmax(dim=2) == targets).sum(dim=1)
+            return correct
+
+        correct = self.evaluated.fitting(count, len(self.learners))
+        return correct.double() / len(store)
+
+    def _seen_by(self, part: Part, inputs: Tensor, chosen: Tensor, permutations: Tensor | None) -> Tensor:
+        if permutations is None:
+            return read_inputs(inputs[chosen], dtype=self.batches.dtype)
+        read = read_many(inputs, chosen.expand(len(permutations), -1), permutations, self.batches.dtype)
+        return read if part.trial is None else read[part.trial]
+
+
+def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`read_inputs` for several trials: rows `chosen` (T, B), pixels in an order of each trial's own (T, pixels)."""
+    if permutations is None:
+        return read_inputs(inputs[chosen], dtype=dtype)
+    pixels = inputs.flatten(1)[chosen[:, :, None], permutations[:, None, :]]
+    return read_inputs(pixels.unflatten(2, inputs.shape[1:]), dtype=dtype)

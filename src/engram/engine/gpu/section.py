@@ -1,0 +1,141 @@
+"""A section of a stack: models of one architecture, called as one by `torch.func.vmap`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from engram.engine.gpu.layers import cross_entropy, prepare
+from engram.engine.gpu.rows import Rows
+from engram.engine.gpu.step import Step, steps_of, take_step
+from engram.engine.learner import DYNAMICS, Learner, read_dynamics
+from engram.nn.dhp import DHPSoftmax
+
+
+class Section:
+    """Learners whose models are alike. Everything has their axis in front: parameters, batches, losses."""
+
+    def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None):
+        self.learners = list(learners)
+        self.kernels = kernels
+        # A plastic head computes what a matched one does, if its trace is of ones and η is 0; not the reverse.
+        one = max(self.learners, key=lambda learner: learner.config.plastic).model
+        self.skeleton = copy.deepcopy(one).train()
+        prepare(self.skeleton, kernels, load_patches() if kernels else None)
+        self.still = copy.deepcopy(one).eval()  # for looking only
+        self.rows = Rows([learner.model for learner in self.learners])
+        traceless = [not read_dynamics(learner.model) for learner in self.learners]
+        self.traceless = torch.tensor(traceless, device=self.device)[:, None]
+        self.take_step = take_step if kernels is None else kernels.take_step
+        self.steps: dict[str, Step] = {}
+        self.ones: dict[torch.Size, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.learners)
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.rows.parameters.values())).device
+
+    def begin_task(self) -> None:
+        self.steps = {}  # free the last task's before this one's are made
+        self.steps = steps_of(self.learners, self.rows.parameters)
+
+    def step(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], rows: slice) -> Tensor:
+        """One step of the models in `rows`; returns their losses before it.
+
+        Batches (T, B, ...) are those of the trials that the rows are of, one after another with as many models each.
+        """
+        axes = (len(inputs), -1)  # trials, and models of a trial
+        # Leaves of a graph of their own: as views of all rows they would lead the gradient back to all.
+        leaves = {n: self.rows.parameters[n][rows].detach().unflatten(0, axes).requires_grad_() for n in self.steps}
+        fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
+        buffers = {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
+
+        def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            logits = functional_call(self.skeleton, (parameters, buffers), (x, y))
+            return cross_entropy(logits, y, classes, self.kernels)
+
+        of_a_trial = vmap(loss, in_dims=(0, 0, None, None), randomness="different")
+        losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
+        if losses.shape not in self.ones:
+            self.ones[losses.shape] = torch.ones_like(losses)
+        gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
+        proximal = self.learners[0].config.penalty_step == "proximal"
+        if not proximal:  # the gradient's step is of the weights that the loss was of
+            self._move_anchors()
+        for moving in (False, True):
+            if moving and proximal:
+                self._move_anchors()
+            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+                if (self.steps[name].moving is not None) == moving:
+                    gradient = torch.zeros_like(leaf) if gradient is None else gradient  # an idle weight is pulled too
+                    self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
+        return losses.detach().flatten()
+
+    @torch.no_grad()
+    def _move_anchors(self) -> None:
+        """Of weights beside a trace, as it is now."""
+        for step in self.steps.values():
+            if step.moving is not None:
+                layer = cast(DHPSoftmax, self.still.get_submodule(step.moving.layer))
+                alpha = self.rows.parameters[f"{step.moving.layer}.alpha"][step.moving.models]
+                hebb = self.rows.buffers[f"{step.moving.layer}.hebb"][step.moving.models]
+                step.moving.move(step, layer.fast_part_of(alpha, hebb))
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor, shared: bool) -> Tensor:
+        """(N, B, C) of inputs (N, B, ...), or of (B, ...) that all share; traces and statistics are only read."""
+        call = Called(self.still, lambda model, x: model(x))
+        return self.mapped(call, (inputs,), in_dims=(None if shared else 0,))
+
+    @torch.no_grad()
+    def dynamics(self) -> Tensor:
+        """(N, 3): η, ‖Hebb‖ and ‖α‖, NaN without a trace."""
+        if not read_dynamics(self.still):
+            return torch.full((len(self), len(DYNAMICS)), float("nan"), device=self.device)
+        seen = self.mapped(Called(self.still, read_dynamics))
+        return torch.stack([seen[name] for name in DYNAMICS], dim=1).masked_fill(self.traceless, float("nan"))
+
+    def mapped(
+        self,
+        call: Called,
+        arguments: tuple[Any, ...] = (),
+        in_dims: tuple[int | None, ...] = (),
+        rows: Tensor | None = None,
+        randomness: str = "different",
+    ) -> Any:
+        """`call` for every model of the section, or for some `rows`, as one."""
+
+        def state_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {f"model.{n}": t.detach() if rows is None else t.detach()[rows] for n, t in tensors.items()}
+
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *own: Any) -> Any:
+            return functional_call(call, (parameters, buffers), own)
+
+        states = (state_of(self.rows.parameters), state_of(self.rows.buffers))
+        return vmap(one, in_dims=(0, 0, *in_dims), randomness=randomness)(*states, *arguments)
+
+
+def load_patches() -> ModuleType:
+    from engram.engine.gpu.kernels import patches
+
+    return patches
+
+
+class Called(nn.Module):
+    """Something done with a model, as a module, so that the model's parameters can be exchanged for a stack's."""
+
+    def __init__(self, model: nn.Module, work: Callable[..., Any]):
+        super().__init__()
+        self.model = model
+        self.work = work
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.work(self.model, *arguments)

@@ -1,0 +1,247 @@
+"""A model of one's own in a file, with what its penalty remembers: to go on learning where it stood."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.common.errors import SHOWN, InputError, in_brief, plain, said
+from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
+from engram.common.version import __version__
+from engram.nn.wrapping import bare
+from engram.penalties import Penalty
+
+KIND, FORMAT = "model", 1
+
+
+def save_model(
+    path: str | Path, model: nn.Module, penalty: Penalty | None = None, about: dict[str, Any] | None = None
+) -> None:
+    """Write a model, and what its penalty remembers, into one safetensors file: whole or not at all.
+
+    Kept are the parameters and buffers of `model.state_dict()`, the traces among them, on whatever device they are; of
+    the penalty its kind, its settings and its memory; and what a module computes by besides its tensors, if it says so
+    in `plastic_settings`, a dictionary (`trace_scale` of a `DHPSoftmax`, say). No code is kept, and none can be: who
+    reads the file makes the model and the penalty first. The optimizer's own state (momentum) is not part of it.
+
+    Args:
+        path: the file. One that is there is replaced once the new one is complete.
+        model: any module.
+        penalty: what protects it, if it is to go on learning.
+        about: anything of yours that JSON can hold, such as the names of the classes; `load_model` returns it.
+
+    Example:
+        >>> engram.save_model("model.safetensors", model, penalty, about={"classes": ["cat", "dog"]})
+    """
+    state = _state(model)
+    tied = _tied(state)
+    tensors = {f"model.{name}": tensor for name, tensor in state.items() if name not in tied}
+    header: dict[str, Any] = {"engram": __version__, "about": _checked_about(about), "tied": tied, "penalty": None}
+    header["modules"] = _module_settings(model)
+    if penalty is not None:
+        _check_of_model(penalty, model)
+        header["penalty"] = {"kind": type(penalty).__name__, "settings": _settings(penalty)}
+        tensors |= {f"penalty.{name}": tensor for name, tensor in penalty.state_dict().items()}
+    write_tensors(Path(path), KIND, FORMAT, header, tensors)
+
+
+def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = None) -> dict[str, Any]:
+    """Bring a model and its penalty to where `save_model` found them; returns what was said `about` them.
+
+    The model must have the file's tensors: the same names, shapes and types, on any device; and its plastic heads the
+    settings that they had. The penalty must be of this model, and of the same kind and settings, none of which is
+    changed by this: set `penalty.strength` afterwards to go on with another. Without a penalty the model alone is read,
+    which is enough to predict. A file that does not fit, or is damaged, is refused in one sentence, and the model and
+    the penalty are then as they were.
+
+    Example:
+        >>> model = make_model()
+        >>> penalty = engram.OnlineEWC(model, strength=100)
+        >>> about = engram.load_model("model.safetensors", model, penalty)
+    """
+    path = Path(path)
+    header, tensors = read_tensors(path, KIND, FORMAT)
+    try:
+        about, tied, kept = dict(header["about"]), dict(header["tied"]), header["penalty"]
+        kind, settings = (None, {}) if kept is None else (str(kept["kind"]), dict(kept["settings"]))
+        modules = {str(name): dict(own) for name, own in header.get("modules", {}).items()}  # older files have none
+    except (AttributeError, KeyError, TypeError, ValueError) as reason:
+        raise InputError(f"{path} is not a model of Engram, or is damaged ({said(reason)})") from reason
+    state = _part(tensors, "model.")
+    _check_model(path, own := _state(model), state, tied)
+    _check_modules(path, _module_settings(model), modules)
+    if penalty is not None:
+        _check_of_model(penalty, model)
+        _check_penalty(path, penalty, kind, settings)
+    with _whole_or_as_it_was(model):
+        _load_state(path, model, {name: state[tied.get(name, name)] for name in own})
+        if penalty is not None:
+            try:
+                penalty.load_state_dict(_part(tensors, "penalty."))  # whole, or not at all
+            except InputError as reason:
+                raise InputError(f"{path} does not fit this penalty: {reason}") from reason
+    return about
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """The live tensors of a model by name; those of a compiled one by the names that they had before."""
+    state = bare(model).state_dict(keep_vars=True)
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise InputError(
+                f"a model file holds tensors alone, and {name!r} of this model is a {type(value).__name__}"
+            )
+    return dict(state)
+
+
+def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What the modules say in `plastic_settings`, by their paths, as JSON gives it back."""
+    found = {}
+    for name, module in bare(model).named_modules():
+        settings = getattr(module, "plastic_settings", None)
+        if settings is not None:
+            try:
+                found[name] = dict(json.loads(json.dumps(settings, allow_nan=False)))
+            except (TypeError, ValueError, RecursionError) as reason:
+                raise InputError(
+                    f"the plastic_settings of {name!r} must be a dictionary that JSON can hold: {reason}"
+                ) from reason
+    return found
+
+
+def _load_state(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """As PyTorch loads, with the hooks of the modules; and seen to be what the file holds."""
+    model = bare(model)
+    try:
+        model.load_state_dict(state)
+    except Exception as reason:
+        said = str(reason).splitlines()[-1].strip().split(". ")[0] if str(reason) else type(reason).__name__
+        raise InputError(f"{path} cannot be loaded into this {type(model).__name__}: {said}") from reason
+    for name, tensor in _state(model).items():
+        if bytes_of(tensor.detach().cpu().contiguous()) != bytes_of(state[name]):
+            raise InputError(f"{path} cannot be loaded: {name!r} of this {type(model).__name__} is not what was loaded")
+
+
+@contextmanager
+def _whole_or_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Whatever fails within, the model's tensors are then as they were."""
+    live = [*model.parameters(), *model.buffers(), *_state(model).values()]
+    kept = [tensor.detach().clone() for tensor in live]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, before in zip(live, kept, strict=True):
+                with suppress(RuntimeError):  # one that cannot be written was not
+                    tensor.copy_(before)
+        raise
+
+
+def _tied(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each further name of a tensor that has several, its first."""
+    first: dict[int, str] = {}
+    for name, tensor in state.items():
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in state.items() if first[id(tensor)] != name}
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
+    """Refuse a file that is of another model, and name the first tensor by which that is seen."""
+
+    def refuse(name: str, what: str) -> InputError:
+        return InputError(f"{path} is of another model: its tensor {in_brief(name)} {what}")
+
+    for name, tensor in own.items():
+        found = state.get(tied.get(name, name))
+        if found is None:
+            raise refuse(name, "is missing")
+        if nn.parameter.is_lazy(tensor) or tensor.is_meta:
+            raise InputError(f"{path} cannot be loaded yet: the tensor {name!r} of this model has no memory")
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise InputError(
+                f"{path} cannot be loaded: elements of {name!r} share their memory, as in an expanded tensor"
+            )
+        if found.shape != tensor.shape:
+            raise refuse(name, f"has shape {tuple(found.shape)}, not {tuple(tensor.shape)}")
+        if found.dtype != tensor.dtype:
+            raise refuse(name, f"is of {found.dtype}, not {tensor.dtype}")
+    for name in [*state, *tied]:
+        if name not in own:
+            raise refuse(name, "is unknown to this one")
+    ours = _tied(own)
+    for name in own:
+        if tied.get(name) != ours.get(name):
+            other = tied.get(name, ours.get(name))
+            raise refuse(
+                name, f"{'shares' if name in tied else 'does not share'} its memory with {in_brief(other)}, unlike here"
+            )
+
+
+def _check_modules(path: Path, own: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a file whose modules computed by other settings: with the same tensors they are another function."""
+    for name, settings in kept.items():
+        place = f"the module {in_brief(name)}" if name else "the model"
+        for setting, value in settings.items():
+            there = f"{path} is of another model: {place} has {plain(setting[:SHOWN])}={in_brief(value)} there"
+            if setting not in own.get(name, {}):
+                raise InputError(f"{there}, and none here")
+            if own[name][setting] != value:
+                raise InputError(f"{there}, not {in_brief(own[name][setting])}")
+
+
+def _check_of_model(penalty: Penalty, model: nn.Module) -> None:
+    """Refuse a penalty that protects other weights than this model's, or those that it had before it grew."""
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, parameter in penalty.parameters.items():
+        if id(parameter) not in own:
+            raise InputError(
+                f"this {type(penalty).__name__} is of another model: "
+                f"the weight {name!r} that it protects is not this one's"
+            )
+
+
+def _settings(penalty: Penalty) -> dict[str, Any]:
+    """The numbers and words that a penalty was made with, as they are now; its memory says what it protects."""
+    given = {name: getattr(penalty, name, None) for name in inspect.signature(type(penalty)).parameters}
+    settings = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
+    return settings | {"protect": "in-force" if penalty.fast else "slow"}
+
+
+def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Mapping[str, Any]) -> None:
+    """Refuse a memory that another penalty made: what it remembers would not mean here what it meant there."""
+    if kind is None:
+        raise InputError(f"{path} holds no penalty's memory, for a {type(penalty).__name__} to go on with")
+    if kind != type(penalty).__name__:
+        raise InputError(f"{path} holds the memory of {plain(kind[:SHOWN])}, not of {type(penalty).__name__}")
+    usual = inspect.signature(type(penalty)).parameters
+    for name, value in _settings(penalty).items():
+        # an older file may be without a setting that came later
+        kept = settings[name] if name in settings else usual[name].default
+        if kept != value:
+            raise InputError(f"{path} is of {kind} with {name}={in_brief(kept)}, not {value!r}")
+
+
+def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:
+    """What the user says of the model, if JSON gives it back as it was: a key 0 would return as "0"."""
+    if about is None:
+        return {}
+    try:
+        returned = json.loads(json.dumps(about, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as reason:
+        raise InputError(f"about must be what JSON can hold: {reason}") from reason
+    if not isinstance(about, dict) or returned != about:
+        raise InputError(
+            "about must be a dictionary of text keys that JSON gives back as it was, with lists for tuples"
+        )
+    return about

@@ -1,0 +1,90 @@
+"""The mean accuracy matrix of each method, as heat maps on one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engram.report.figures.drawing import Cell, Drawing, new_figure
+from engram.report.figures.style import MEDIUM, SMALL, WIDTH
+from engram.report.layout import Table, number
+from engram.runs.metrics import Array
+from engram.runs.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LARGEST_WITH_NUMBERS = 5  # tasks: more, and the numbers in the cells could not be read
+SHADES = 64
+
+
+def accuracy_matrices(results: Sequence[Result]) -> Drawing:
+    """A row after each task, a column for each task examined; what lies above the diagonal is not shown."""
+    import matplotlib
+
+    columns = min(2, len(results))
+    rows = -(-len(results) // columns)
+    figure = new_figure(WIDTH, WIDTH / columns * 0.93 * rows + 0.75)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    means = [mean_matrix(result) for result in results]
+    low = min((float(np.nanmin(mean)) for mean in means if np.isfinite(mean).any()), default=0)
+    shades = matplotlib.colormaps["viridis"].resampled(SHADES)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, result, mean in zip(grid.flat, results, means, strict=False):
+        axes.set_axis_on()
+        mesh = axes.pcolormesh(
+            np.ma.masked_invalid(mean), vmin=low, vmax=100, cmap=shades, edgecolors="face", linewidth=0.2
+        )
+        _finish(axes, mean, low, result.config.method)
+    grid[-1][0].set_xlabel("accuracy on task", fontsize=SMALL)
+    grid[-1][0].set_ylabel("after learning task", fontsize=SMALL)
+    bar = figure.colorbar(mesh, ax=grid, location="bottom", shrink=0.7, aspect=35, pad=0.02)
+    bar.set_label("accuracy, %", fontsize=SMALL)
+    bar.ax.tick_params(labelsize=SMALL, width=0.6)
+    bar.outline.set_visible(False)
+    long: list[tuple[Cell, ...]] = []
+    short = []
+    for result, mean in zip(results, means, strict=True):
+        for after, row in enumerate(mean, start=1):
+            long += [(result.config.method, after, on, float(row[on - 1])) for on in range(1, after + 1)]
+            cells = (number(value, 1) if on < after else "" for on, value in enumerate(row))
+            short.append((f"{result.config.method}, after {after}", *cells))
+    return Drawing(
+        "matrices",
+        "Accuracy matrices",
+        "A row after each task learned, a column for each task examined: a column that darkens downwards is forgotten.",
+        figure,
+        ("method", "after task", "on task", "accuracy %"),
+        long,
+        Table("Accuracy in %", ("method", *(f"task {n + 1}" for n in range(len(means[0])))), short),
+    )
+
+
+def mean_matrix(result: Result) -> Array:
+    """(tasks, tasks) in %: over trials, of what was measured; NaN above the diagonal."""
+    values = np.where(np.tri(result.accuracy.shape[-1]) > 0, result.accuracy, np.nan)
+    measured = np.isfinite(values).sum(axis=0)
+    mean: Array = np.where(measured > 0, np.nansum(values, axis=0) / np.maximum(measured, 1), np.nan)
+    return 100 * mean
+
+
+def _finish(axes: Axes, mean: Array, low: float, method: str) -> None:
+    axes.set_title(method, fontsize=MEDIUM)
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    centres = np.arange(len(mean)) + 0.5
+    names = [str(task + 1) for task in range(len(mean))]
+    axes.set_xticks(centres, names, fontsize=SMALL)
+    axes.set_yticks(centres, names, fontsize=SMALL)
+    axes.tick_params(length=0)
+    if len(mean) > LARGEST_WITH_NUMBERS:
+        return
+    for (after, on), value in np.ndenumerate(mean):
+        if np.isfinite(value):
+            # Neither is the ink of words: a cell keeps its colour on a dark page, and so does its number.
+            contrast = "#ffffff" if value < low + 0.6 * (100 - low) else "#101010"
+            axes.text(on + 0.5, after + 0.5, number(value, 0), ha="center", va="center", fontsize=7, color=contrast)

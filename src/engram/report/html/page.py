@@ -1,0 +1,155 @@
+"""The page around the blocks: its skeleton, and a look for screens large and small, light and dark, and for paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from engram.common.errors import plain
+from engram.common.version import __version__
+from engram.report.html.blocks import Html, Section
+
+# Nothing may be fetched, and nothing may run, whatever a result folder holds.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # which no page may have, but a file can say
+PAPER_ADDRESS = "https://arxiv.org/abs/2006.16558"
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif;
+  --mono: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
+  --paper: #ffffff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --faint: #f6f8fa;
+  --accent: #0b61a4; --warn: #9a6700; --warn-paper: #fff8e6;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14171b; --ink: #e6e9ed; --soft: #a3adb8; --line: #333a42; --faint: #1c2026;
+    --accent: #6cb6ff; --warn: #e3b341; --warn-paper: #262214;
+  }
+}
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; scroll-behavior: smooth; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 1rem/1.6 var(--sans); }
+main, header, footer { max-width: 70rem; margin: 0 auto; padding: 0 clamp(1rem, 4vw, 2.5rem); }
+header { padding-top: clamp(2rem, 6vw, 4rem); }
+header .kind { margin: 0; color: var(--soft); font-size: .8125rem; letter-spacing: .08em; text-transform: uppercase; }
+h1 { margin: .25rem 0 .5rem; font-size: clamp(1.75rem, 5vw, 2.5rem); font-weight: 650; line-height: 1.15;
+  letter-spacing: -.02em; overflow-wrap: anywhere; text-wrap: balance; }
+.lead { margin: 0 0 1.5rem; max-width: 42rem; color: var(--soft); font-size: 1.0625rem; overflow-wrap: anywhere; }
+h2 { margin: 4rem 0 1.25rem; padding-bottom: .5rem; border-bottom: 1px solid var(--line);
+  font-size: 1.5rem; font-weight: 650; line-height: 1.25; letter-spacing: -.01em; }
+h3 { margin: 0 0 .5rem; font-size: 1.0625rem; font-weight: 600; line-height: 1.35; }
+p { max-width: 42rem; }
+a { color: var(--accent); text-underline-offset: .15em; }
+nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0; padding: 0; list-style: none; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: 1rem 1.5rem;
+  margin: 2.25rem 0 1.75rem; }
+.facts dt { color: var(--soft); font-size: .8125rem; }
+.facts dd { margin: 0; font-size: 1.0625rem; font-weight: 600; font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere; }
+.notice { margin: 1.5rem 0; padding: .875rem 1.125rem; border-left: 3px solid var(--warn); border-radius: 0 6px 6px 0;
+  background: var(--warn-paper); }
+.notice p { max-width: none; margin: 0 0 .25rem; font-weight: 600; }
+.notice ul { margin: 0; padding-left: 1.125rem; overflow-wrap: anywhere; }
+.notice.quick p { color: var(--warn); font-size: 1.125rem; }
+.scroll { overflow-x: auto; margin: 0 0 2.25rem; }
+.scroll:has(+ .notes) { margin-bottom: .75rem; }
+table { border-collapse: collapse; font-size: .9375rem; font-variant-numeric: tabular-nums lining-nums; }
+.title { margin: 0 0 .375rem; font-weight: 600; line-height: 1.4; }
+th, td { padding: .375rem 0 .375rem 1.5rem; text-align: right; white-space: nowrap; font-weight: 400;
+  vertical-align: top; }
+th:first-child { padding-left: 0; text-align: left; }
+thead th { border-bottom: 1px solid var(--ink); color: var(--soft); font-size: .8125rem; }
+tbody tr + tr > * { border-top: 1px solid var(--line); }
+tbody th { font-weight: 500; }
+.notes { margin: 0 0 2.25rem; padding: 0; max-width: 48rem; color: var(--soft); font-size: .875rem; list-style: none;
+  overflow-wrap: anywhere; }
+.words th, .words td { text-align: left; white-space: normal; overflow-wrap: break-word; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 0 3.5rem; }
+.columns > div { min-width: 0; }
+figure { margin: 2rem 0 2.75rem; max-width: 36rem; }
+figure svg { display: block; width: 100%; height: auto; overflow: visible;
+  stroke-linejoin: round; stroke-linecap: butt; }
+figcaption { margin-top: .75rem; color: var(--soft); font-size: .875rem; line-height: 1.5; }
+details { margin-top: .5rem; font-size: .875rem; }
+summary { color: var(--accent); cursor: pointer; }
+details .title { margin-top: .75rem; }
+details table { font-size: .8125rem; }
+details th, details td { padding-left: 1rem; }
+pre { overflow-x: auto; padding: .75rem 1rem; border-radius: 6px; background: var(--faint); }
+code { font: .875rem/1.5 var(--mono); white-space: pre-wrap; overflow-wrap: anywhere; }
+footer { margin-top: 4rem; padding-bottom: 3rem; color: var(--soft); font-size: .875rem; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+@media (max-width: 40rem) {
+  h2 { margin-top: 3rem; }
+  th, td { padding-left: 1rem; }
+  tbody th { position: sticky; left: 0; background: var(--paper); padding-right: .5rem; }
+}
+@media print {
+  :root { color-scheme: light; --paper: #ffffff; --ink: #000000; --soft: #444444; --line: #cccccc; --faint: #f5f5f5;
+    --accent: #000000; --warn: #7a5200; --warn-paper: #faf6ea; }
+  @page { size: A4; margin: 16mm 15mm; }
+  body { font-size: 10pt; }
+  main, header, footer { max-width: none; padding: 0; }
+  nav, summary { display: none; }
+  h2 { margin-top: 10mm; }
+  h2, h3, .title { break-after: avoid; }
+  .columns { display: block; }
+  figure { max-width: none; margin: 0 0 8mm; }
+  figure svg { max-width: 120mm; max-height: 215mm; }
+  figcaption { break-before: avoid; }
+  figure svg, tr, .notice, .facts { break-inside: avoid; }
+  thead { display: table-header-group; }
+  .scroll { overflow: visible; }
+  details::details-content { content-visibility: visible; display: block; height: auto; }
+  table, details table { font-size: 8pt; }
+  thead th { font-size: inherit; }
+  table.dense { font-size: 6pt; }
+  th, td, details th, details td { padding: .7mm 0 .7mm 2.2mm; }
+}
+"""
+
+
+def render(kind: str, title: str, lead: str, opening: Sequence[Html], sections: Sequence[Section]) -> str:
+    """The whole page. It holds no date, so that the same results give the same bytes."""
+    entries = "".join(
+        f'<li><a href="#{escape(section.anchor)}">{escape(section.title)}</a></li>' for section in sections
+    )
+    body = "\n".join(
+        f'<section id="{escape(section.anchor)}"><h2>{escape(section.title)}</h2>\n'
+        + "\n".join(block for block in section.blocks if block)
+        + "\n</section>"
+        for section in sections
+    )
+    page = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="Engram {escape(__version__)}">
+<title>{escape(title)}: Engram</title>
+<link rel="icon" href="data:,">
+<style>{STYLE}</style>
+</head>
+<body>
+<header>
+<p class="kind">{escape(kind)}</p>
+<h1>{escape(title)}</h1>
+<p class="lead">{escape(lead)}</p>
+<nav aria-label="Contents"><ul>{entries}</ul></nav>
+</header>
+<main>
+{chr(10).join(block for block in opening if block)}
+{body}
+</main>
+<footer>
+<p>Made by Engram {escape(__version__)}, an implementation of Differentiable Hebbian Consolidation
+(<a href="{PAPER_ADDRESS}">Thangarasa, Miconi and Taylor, 2020</a>). The page needs no network.</p>
+</footer>
+</body>
+</html>
+"""
+    return CONTROLS.sub(lambda found: plain(found[0]), page)

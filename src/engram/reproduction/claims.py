@@ -1,0 +1,215 @@
+"""The paper's claims, and what our numbers say to each: reproduced, not reproduced, contradicted, or not tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from engram.config.presets import PAPER_RESULTS, preset
+from engram.config.settings import BENCHMARKS
+from engram.report.layout import number
+from engram.report.pairs import baseline_of, pairs
+from engram.reproduction.verdicts import (
+    FEWEST_PAIRS,
+    Sheets,
+    Verdict,
+    certainty,
+    common_verdict,
+    each,
+    judge,
+    points,
+    positions,
+    table_pairs,
+)
+from engram.runs import metrics
+from engram.runs.metrics import Estimate
+from engram.runs.result import Result
+
+LITTLE = 0.01  # a point of accuracy: within it, a value needs no tuning
+THIRD = 3  # the task after which η is said to decay
+
+
+def claims(sheets: Sheets) -> list[Verdict]:
+    """All claims that there is something to say about."""
+    made = [
+        _in_all_cases(
+            "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",
+            [pair.accuracy for pair in table_pairs(sheets)],
+        ),
+        *(_improves_on(sheets, benchmark) for benchmark in BENCHMARKS),
+        _in_all_cases(
+            "“Our model consistently exhibits lower negative BWT across all benchmarks”",
+            [pair.transfer for pair in table_pairs(sheets)],
+        ),
+        *_eta(sheets),
+        *_dynamics(sheets),
+        _not_by_capacity(sheets),
+        _better_than_uniform(sheets),
+    ]
+    return [verdict for verdict in made if verdict is not None]
+
+
+def _in_all_cases(claim: str, found: Sequence[Estimate]) -> Verdict:
+    """A claim that the difference is above zero everywhere: one case below is enough against it."""
+    verdicts = [judge(difference, 1) for difference in found]
+    words = ("contradicted", "not reproduced", "reproduced", "not tested")
+    return Verdict(
+        claim,
+        next((word for word in words if word in verdicts), "not tested"),
+        f"of {len(found)} comparisons: {positions(found)}",
+        certainty(found),
+    )
+
+
+def _improves_on(sheets: Sheets, benchmark: str) -> Verdict | None:
+    """The paper's largest claim about each benchmark."""
+    sheet = sheets.get((benchmark, "table"))
+    if sheet is None:
+        return None
+    method, words = {
+        "permuted-mnist": ("dhp+mas", "On Permuted MNIST DHP adds {gain:.2f} points to MAS"),
+        "imbalanced-permuted-mnist": ("dhp", "On Imbalanced Permuted MNIST DHP alone adds {gain:.2f} points"),
+        "split-mnist": ("dhp", "On Split MNIST DHP alone adds {gain:.2f} points"),
+        "vision-mixture": ("dhp+mas", "On the mixture DHP adds {gain:.2f} points to MAS"),
+    }[benchmark]
+    paper = PAPER_RESULTS[benchmark]
+    gain = paper[method][0] - paper[baseline_of(method)][0]
+    claim = words.format(gain=gain)
+    pair = next((pair for pair in pairs(list(sheet.entries.values())) if pair.method == method), None)
+    if pair is None:
+        return None
+    if pair.accuracy.num_trials < FEWEST_PAIRS:
+        lost = len(sheet.entries[method].diverged)
+        tried = len(sheet.entries[method].accuracy)
+        evidence = f"{lost} of {tried} trials of {method} diverged" if lost else "too few trials learned all tasks"
+        return Verdict(claim, "not tested", evidence, certainty([]))
+    evidence = f"{points(pair.accuracy)} points"
+    return Verdict(claim, judge(pair.accuracy, gain), evidence, certainty([pair.accuracy]))
+
+
+def _eta(sheets: Sheets) -> list[Verdict]:
+    """The sensitivity to η's initial value: paired by trial, as everything."""
+    widest, lowest = [], []
+    for benchmark in BENCHMARKS:
+        sheet = sheets.get((benchmark, "sensitivity"))
+        if sheet is None:
+            continue
+        by_eta = {result.config.eta: result.average_accuracy[:, -1] for result in sheet.entries.values()}
+        usual = by_eta.get(preset(benchmark, "dhp").eta)
+        if usual is None or len(by_eta) < 2:
+            continue
+        others = [metrics.paired_difference(values, usual) for values in by_eta.values() if values is not usual]
+        widest.append((benchmark, max(others, key=lambda difference: abs(difference.mean))))
+        lowest.append((benchmark, metrics.paired_difference(by_eta[min(by_eta)], by_eta[max(by_eta)])))
+    if not widest:
+        return []
+    small = all(abs(difference.mean) < LITTLE for _, difference in widest)
+    return [
+        Verdict(
+            "η's initial value needs little tuning",
+            "reproduced" if small else "not reproduced",
+            "the largest change by another value than the paper's: " + each(widest),
+            certainty([difference for _, difference in widest]),
+        ),
+        Verdict(
+            "Low initial values of η are best",
+            common_verdict([judge(difference, 1) for _, difference in lowest]),
+            "the lowest less the highest of the values: " + each(lowest),
+            certainty([difference for _, difference in lowest]),
+        ),
+    ]
+
+
+def _dynamics(sheets: Sheets) -> list[Verdict]:
+    sheet = sheets.get(("permuted-mnist", "table"))
+    result = None if sheet is None else sheet.entries.get("dhp")
+    if result is None or not result.dynamics:
+        return []
+    eta, hebb, alpha = (_by_task(result, name) for name in ("eta", "hebb_norm", "alpha_norm"))
+    if len(eta) < result.config.num_tasks or len(eta) <= THIRD:
+        return []
+    peak, ends = max(eta[0]), [values[-1] for values in eta]
+    rises = peak > 10 * preset("permuted-mnist", "dhp").eta
+    keeps = ends[THIRD - 1] > peak / 2  # as it must, to decay only after the third
+    larger = sum(after[-1] > before[-1] for before, after in pairwise(hebb))
+    grows = sum(values[-1] > values[0] for values in alpha)
+    seen = f"means over {len(result.accuracy)} trials, without an interval"
+    after = f"{number(ends[0], 4)}, {number(ends[1], 4)} and {number(ends[2], 4)}"
+    return [
+        Verdict(
+            "On Permuted MNIST η rises quickly in the first task, from 0.001 to 0.024",
+            "reproduced" if rises else "not reproduced",
+            f"it reaches {peak:.3f}",
+            seen,
+        ),
+        Verdict(
+            "η decays after the third task",
+            "reproduced" if keeps and max(ends[THIRD:]) < peak / 2 else "not reproduced",
+            f"it ends at {after} after the first three tasks, at {number(ends[-1], 4)} after the last",
+            seen,
+        ),
+        Verdict(
+            "‖Hebb‖ grows every time a new task is learned, without running away",
+            "reproduced" if larger == len(hebb) - 1 else "not reproduced",
+            f"it is larger after {larger} of {len(hebb) - 1} further tasks; {hebb[0][-1]:.1f} after the first, "
+            f"{hebb[-1][-1]:.1f} after the last",
+            seen,
+        ),
+        Verdict(
+            "‖α‖ grows within each task",
+            "reproduced" if grows == len(alpha) else "not reproduced",
+            f"in {grows} of {len(alpha)} tasks, to {alpha[-1][-1]:.2f}",
+            seen,
+        ),
+    ]
+
+
+def _by_task(result: Result, name: str) -> list[list[float]]:
+    tasks: dict[int, list[float]] = {}
+    for row in result.dynamics:
+        tasks.setdefault(int(row["task"]), []).append(float(row[name]))
+    return [tasks[task] for task in sorted(tasks)]
+
+
+def _not_by_capacity(sheets: Sheets) -> Verdict | None:
+    """The baseline with an extra set of slow weights against the plain one."""
+    sheet = sheets.get(("split-mnist", "study"))
+    table = {} if sheet is None else sheet.entries
+    matched, plain, dhp = (
+        table.get(label) for label in ("as in the table: finetune", "plain baseline: finetune", "as in the table: dhp")
+    )
+    if matched is None or plain is None or dhp is None:
+        return None
+    over_plain = metrics.paired_difference(dhp.average_accuracy[:, -1], plain.average_accuracy[:, -1])
+    over_matched = metrics.paired_difference(dhp.average_accuracy[:, -1], matched.average_accuracy[:, -1])
+    return Verdict(
+        "DHP alone beats a baseline of the same capacity, which has an extra set of slow weights",
+        judge(over_matched, 1),
+        f"Split MNIST: DHP alone {points(over_plain)} points over the plain baseline, and {points(over_matched)} over "
+        "the one with the extra set, which also has twice the learning rate in that layer",
+        certainty([over_matched]),
+    )
+
+
+def _better_than_uniform(sheets: Sheets) -> Verdict | None:
+    sheet = sheets.get(("split-mnist", "study"))
+    if sheet is None:
+        return None
+    found = []
+    for method in ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas"):
+        synapse = sheet.entries.get(f"as in the table: {method}")
+        uniform = sheet.entries.get(f"uniform plasticity: {method}")
+        if synapse is not None and uniform is not None:
+            difference = metrics.paired_difference(synapse.average_accuracy[:, -1], uniform.average_accuracy[:, -1])
+            found.append((method, difference))
+    if not found:
+        return None
+    verdicts = [judge(difference, 1) for _, difference in found]
+    verdict = common_verdict(verdicts)
+    evidence = "; ".join(f"{method} {points(difference)}" for method, difference in found)
+    return Verdict(
+        "Plasticity that is learned for each synapse is better than one that all share",
+        verdict,
+        f"Split MNIST, points over the uniform one: {evidence}",
+        certainty([difference for _, difference in found]),
+    )

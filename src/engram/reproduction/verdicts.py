@@ -1,0 +1,119 @@
+"""From paired differences to verdicts, and how sure they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engram.config.presets import TITLES
+from engram.config.settings import BENCHMARKS
+from engram.report.pairs import Pair, pairs
+from engram.runs.metrics import Estimate
+from engram.runs.result import Result
+from engram.runs.sheets import Sheet
+
+Sheets = Mapping[tuple[str, str], Sheet]
+FIRM = 0.003  # below 0.05 / 16: what holds though sixteen differences are looked at
+FEWEST_PAIRS = 3  # from which a verdict is given
+
+
+@dataclass(frozen=True)
+class Verdict:
+    claim: str
+    verdict: str
+    evidence: str
+    sure: str  # how sure we are
+
+
+def judge(difference: Estimate, claimed: float) -> str:
+    """Whether a difference that the paper reports is there: by its sign, where our 95% interval excludes zero."""
+    if difference.num_trials < FEWEST_PAIRS or math.isnan(difference.low):
+        return "not tested"
+    if difference.low <= 0 <= difference.high:
+        return "not reproduced"
+    return "reproduced" if (difference.mean > 0) == (claimed > 0) else "contradicted"
+
+
+def where(difference: Estimate) -> str:
+    """Where the 95% interval lies."""
+    words = {"reproduced": "above zero", "contradicted": "below zero", "not reproduced": "around zero"}
+    return words.get(judge(difference, 1), "–")
+
+
+def chance(difference: Estimate) -> float:
+    """Student's two-sided p: how often chance alone would show as large a difference."""
+    if difference.num_trials < 2 or difference.sem == 0:
+        return math.nan
+    from scipy.stats import t  # late: it costs more to import than everything else here
+
+    return float(2 * t.sf(abs(difference.mean / difference.sem), difference.num_trials - 1))
+
+
+def certainty(differences: Sequence[Estimate]) -> str:
+    """How sure a verdict on one or several differences is, in words."""
+    tested = [difference for difference in differences if difference.num_trials >= FEWEST_PAIRS]
+    if not tested:
+        return "nothing was measured"
+    if len(tested) > 1:
+        firm = sum(chance(difference) < FIRM for difference in tested)
+        return f"{firm} of {len(tested)} differences are firm (p < {FIRM:g})"
+    p = chance(tested[0])
+    words = "firm" if p < FIRM else "sure" if p < 0.01 else "fairly sure" if p < 0.05 else "open"
+    return f"{words} (p = {p:.1g}, {tested[0].num_trials} pairs)"
+
+
+def table_pairs(sheets: Sheets) -> list[Pair]:
+    """The sixteen differences of Table I, as far as both sides were learned to the end."""
+    return [
+        pair
+        for benchmark in BENCHMARKS
+        if (benchmark, "table") in sheets
+        for pair in pairs(list(sheets[benchmark, "table"].entries.values()))
+    ]
+
+
+def steady_pairs(sheets: Sheets) -> list[Pair]:
+    """The same with the steady trace, against the table's baselines."""
+    return [pair for benchmark in BENCHMARKS for pair in pairs(variant_results(sheets, benchmark))]
+
+
+def variant_results(sheets: Sheets, benchmark: str) -> Sequence[Result]:
+    """The variant's methods with the table's baselines, which it shares; in the table's order."""
+    variant = sheets.get((benchmark, "variant"))
+    if variant is None:
+        return []
+    of_variant = {result.config.method: result for result in variant.entries.values()}
+    table = sheets.get((benchmark, "table"))
+    both = {} if table is None else {result.config.method: result for result in table.entries.values()}
+    plastic_left_out = [m for m, result in both.items() if result.config.plastic and m not in of_variant]
+    return [result for method, result in (both | of_variant).items() if method not in plastic_left_out]
+
+
+def points(difference: Estimate) -> str:
+    """In accuracy points: +1.56 [+0.62, +2.50]."""
+    if difference.num_trials < 2:
+        return _signed(difference.mean)
+    return f"{_signed(difference.mean)} [{_signed(difference.low)}, {_signed(difference.high)}]"
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{round(100 * value, 2) + 0.0:+.2f}"
+
+
+def positions(found: Sequence[Estimate]) -> str:
+    """ "the interval lies above zero in 2, around it in 2, below it in 8; 4 were not tested"."""
+    places = [where(difference) for difference in found]
+    above, around, below = (places.count(f"{word} zero") for word in ("above", "around", "below"))
+    untested = places.count("–")
+    text = f"the interval lies above zero in {above}, around it in {around}, below it in {below}"
+    return text + (f"; {untested} were not tested" if untested else "")
+
+
+def each(found: Sequence[tuple[str, Estimate]]) -> str:
+    return ", ".join(f"{TITLES.get(name, name)} {points(difference)}" for name, difference in found)
+
+
+def common_verdict(verdicts: Sequence[str]) -> str:
+    """One verdict on several: theirs, if they agree."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "not reproduced"

@@ -1,0 +1,160 @@
+"""What a sweep is over: for each setting its values, or a range in which they are sought."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engram.common.errors import InputError, check_choice, in_brief
+from engram.config.settings import KINDS, Config, as_setting, parse_setting
+from engram.engine.stacks import SHARED
+
+Point = dict[str, Any]  # settings by name
+FIXED = ("method", *SHARED)  # what all points must have in common
+MAX_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting with a list of values."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}={','.join(map(written, self.values))}"
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number between two others, maybe by its logarithm."""
+
+    name: str
+    low: float
+    high: float
+    log: bool
+
+    @property
+    def whole(self) -> bool:
+        return KINDS[self.name].startswith("int")
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.low:g}..{self.high:g}{':log' if self.log else ''}"
+
+
+Axis = Choice | Range
+
+
+def written(value: Any) -> str:
+    """A value as a person would type it; two values are never written alike."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(list(value) if isinstance(value, tuple) else value)
+
+
+def parse_choice(text: str) -> Choice:
+    """`strength=0.1,1,10`, `hidden=[100],[400,400]`, `alpha=synapse,uniform`."""
+    name, values = _split(text)
+    pieces = _pieces(values)
+    found = tuple(as_setting(name, parse_setting(f"{name}={piece}")[name]) for piece in pieces)
+    if len(set(found)) < len(found):
+        raise InputError(f"a value stands twice in {in_brief(text)}")
+    return Choice(name, found)
+
+
+def parse_axis(text: str) -> Axis:
+    """`strength=0.01..100:log`, `eta=0.0001..0.1`; or a list, as a grid has it."""
+    name, values = _split(text)
+    if ".." not in values:
+        return parse_choice(text)
+    ends, colon, log = values.partition(":")
+    low, _, high = (end.strip() for end in ends.partition(".."))
+    if KINDS[name].removesuffix(" | None") not in ("int", "float"):
+        raise InputError(f"{name} has no values between two others: name them, {name}=a,b,c")
+    if colon and log != "log":
+        raise InputError(f"a range is written {name}=low..high, or {name}=low..high:log, not {in_brief(text)}")
+    try:
+        first, last = float(low), float(high)
+    except ValueError:
+        raise InputError(f"the ends of {in_brief(text)} are not numbers") from None
+    found = Range(name, first, last, bool(colon))
+    if not (math.isfinite(first) and math.isfinite(last) and first < last):
+        raise InputError(f"a range goes from a number to a larger one, not {in_brief(ends)}")
+    if found.log and first <= 0:
+        raise InputError(f"a range by its logarithm begins above 0, not at {first:g}")
+    if found.whole and not (first.is_integer() and last.is_integer()):
+        raise InputError(f"{name} is a whole number, and so are the ends of its range, not {in_brief(ends)}")
+    return found
+
+
+def check_axes(axes: Sequence[Axis]) -> None:
+    """Refuse two axes of one setting, and settings that say what is learned rather than how."""
+    if not axes:
+        raise InputError("a sweep is over something: --grid strength=0.1,1,10, or --search strength=0.01..100:log")
+    names = [axis.name for axis in axes]
+    for name in names:
+        if name in FIXED:
+            raise InputError(f"a sweep cannot be over {name}, which all its points have in common")
+        if names.count(name) > 1:
+            raise InputError(f"{name} is named twice")
+
+
+# What a method must have for a setting to change anything.
+NEEDS: dict[str, Callable[[Config], bool]] = {
+    **dict.fromkeys(("eta", "eta_range", "alpha", "alpha_init", "learn_eta"), lambda config: config.plastic),
+    **dict.fromkeys(("trace_gradient", "trace_scale", "trace_centred"), lambda config: config.plastic),
+    **dict.fromkeys(("baseline_head", "baseline_trace"), lambda config: not config.plastic),
+    **dict.fromkeys(("strength", "penalty_step", "protect"), lambda config: config.penalty is not None),
+    "regularize_alpha": lambda config: config.plastic and config.penalty is not None,
+    "xi": lambda config: config.penalty == "si",
+    "gamma": lambda config: config.penalty == "online-ewc",
+    "fisher_labels": lambda config: config.penalty in ("ewc", "online-ewc"),
+}
+
+
+def check_effect(name: str, config: Config) -> None:
+    """Refuse to sweep over what makes no difference."""
+    if not NEEDS.get(name, lambda config: True)(config):
+        raise InputError(f"{name} changes nothing in the method {config.method}, so there is nothing to sweep over")
+
+
+def grid(choices: Sequence[Choice]) -> list[Point]:
+    """Every combination of the values, the last axis fastest."""
+    number = math.prod(len(choice.values) for choice in choices)
+    if number > MAX_POINTS:
+        raise InputError(f"a grid of {number} points is too large: at most {MAX_POINTS}")
+    return [
+        dict(zip((choice.name for choice in choices), values, strict=True))
+        for values in itertools.product(*(choice.values for choice in choices))
+    ]
+
+
+def described(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {written(value)}" for name, value in point.items())
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not values:
+        raise InputError(f"an axis is written name=value,value,…, not {in_brief(text)}")
+    check_choice("setting", name, KINDS)
+    return name, values
+
+
+def _pieces(values: str) -> list[str]:
+    """Parts between commas, but for those within brackets."""
+    pieces, depth = [""], 0
+    for character in values:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces]

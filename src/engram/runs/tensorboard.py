@@ -1,0 +1,156 @@
+"""A run told to TensorBoard while it goes on: accuracies, losses, η, ‖Hebb‖ and ‖α‖, of each trial and as means."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from engram.common.errors import InputError, check_choice
+from engram.config.settings import Config
+from engram.engine.learner import TrialOutcome
+from engram.runs.experiment import Progress
+
+LOGS = ("tensorboard",)
+TAGS = {"loss": "training/loss", "eta": "trace/eta", "hebb_norm": "trace/hebb_norm", "alpha_norm": "trace/alpha_norm"}
+
+
+def check_log(name: str | None) -> None:
+    """Refuse a log that does not exist, or that is not installed."""
+    if name is None:
+        return
+    check_choice("log", name, LOGS)
+    if find_spec("tensorboard") is None:
+        raise InputError("tensorboard is not installed: it comes with the extra engram[tensorboard]")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Scalars, by their tags, at one place of a run."""
+
+    place: tuple[int, float, int]  # task, epoch, record of the epoch: the same in all trials
+    step: int  # of the whole run, which in trials of unequal length is not
+    values: dict[str, float]
+
+
+class TensorBoard:
+    """Writes `FOLDER/<method>/trial-0`, …, and `FOLDER/<method>/mean`, for `tensorboard --logdir FOLDER`.
+
+    It is a `report`: `engram.run(config, report=TensorBoard("runs/mine"))`. What there is to tell it takes from the
+    records that a run makes anyhow, once an epoch, so nothing is computed for it. A mean is over the trials that came
+    as far, and is written as soon as all have but those that diverged.
+
+    Args:
+        folder: a new or an empty one.
+    """
+
+    def __init__(self, folder: str | Path):
+        check_log("tensorboard")
+        self.folder = Path(folder)
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise InputError(f"{self.folder} is not an empty folder, and logs are never overwritten: name another")
+        self.name = f"events.out.tfevents.{time.time_ns()}.engram"  # TensorBoard reads files in the order of names
+        self.methods: dict[int, _Method] = {}  # by the places of their configs
+
+    def __call__(self, progress: Progress) -> None:
+        """Write what is new."""
+        for place, folder in enumerate(_folders(progress.configs)):
+            outcomes = {trial: outcome for (of, trial), outcome in progress.outcomes.items() if of == place}
+            method = self.methods.setdefault(place, _Method(progress.configs[place].trials))
+            for name, points in method.grow(outcomes).items():
+                self._write(self.folder / folder / name, points)
+
+    def _write(self, folder: Path, points: Sequence[Point]) -> None:
+        """Add points to the event file in a folder, which is whole after each call, and not kept open."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # late: not everybody has it
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        now = time.time()
+        events = []
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            events.append(Event(wall_time=now, file_version="brain.Event:2"))
+            # A TensorBoard that is watching forgets what the run told before it was stopped.
+            events.append(Event(wall_time=now, session_log=SessionLog(status=SessionLog.START)))
+        for point in points:
+            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
+            events.append(Event(wall_time=now, step=point.step, summary=Summary(value=values)))
+        with (folder / self.name).open("ab") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
+
+
+def _folders(configs: Sequence[Config]) -> list[str]:
+    """One for each config, by its method; points of a grid, which share that, have their places in front."""
+    times = Counter(config.method for config in configs)
+    return [c.method if times[c.method] == 1 else f"{place}-{c.method}" for place, c in enumerate(configs)]
+
+
+class _Method:
+    """What has been told of a method's trials, and what is to become of it a mean."""
+
+    def __init__(self, num_trials: int):
+        self.num_trials = num_trials
+        self.trials: dict[int, _Trial] = {}
+        self.waiting: dict[tuple[int, float, int], list[Point]] = defaultdict(list)  # for the other trials
+
+    def grow(self, outcomes: dict[int, TrialOutcome]) -> dict[str, list[Point]]:
+        """The new points of each trial, and those of the mean."""
+        new: dict[str, list[Point]] = {}
+        for trial, outcome in outcomes.items():
+            points = list(self.trials.setdefault(trial, _Trial()).grow(outcome))
+            if points:
+                new[f"trial-{trial}"] = points
+            for point in points:
+                self.waiting[point.place].append(point)
+        learning = [self.trials[trial].place for trial, outcome in outcomes.items() if outcome.diverged is None]
+        if len(outcomes) == self.num_trials:
+            ready = sorted(place for place in self.waiting if all(place <= reached for reached in learning))
+            if ready:
+                new["mean"] = [_mean(self.waiting.pop(place)) for place in ready]
+        return new
+
+
+class _Trial:
+    """How much has been told of one trial."""
+
+    def __init__(self) -> None:
+        self.place: tuple[int, float, int] = (0, -1, 0)  # of the last point
+        self.step = 0
+        self.steps_before = 0  # the task that is being learned
+        self.num_records = self.num_rows = 0
+
+    def grow(self, outcome: TrialOutcome) -> Iterator[Point]:
+        """A point for each record that is new, and one for each task that has been learned since."""
+        for record in outcome.records[self.num_records :]:
+            if record.task > self.num_rows:
+                yield self._end_task(outcome)
+            number = self.place[2] + 1 if self.place[:2] == (record.task, record.epoch) else 0
+            self.place, self.step = (record.task, record.epoch, number), self.steps_before + record.step + 1
+            values = {tag: getattr(record, name) for name, tag in TAGS.items()}
+            yield Point(self.place, self.step, {tag: v for tag, v in values.items() if not math.isnan(v)})
+        self.num_records = len(outcome.records)
+        if self.num_rows < len(outcome.rows):
+            yield self._end_task(outcome)
+
+    def _end_task(self, outcome: TrialOutcome) -> Point:
+        """The accuracies after a task, on each task so far, at its last step."""
+        task = self.num_rows
+        row = outcome.rows[task][: task + 1]  # without the next task, which is there for forward transfer
+        accuracies = {f"accuracy/task_{n + 1}": accuracy for n, accuracy in enumerate(row)}
+        self.place, self.steps_before, self.num_rows = (task, math.inf, 0), self.step, task + 1
+        return Point(self.place, self.step, {"accuracy/average": float(np.mean(row)), **accuracies})
+
+
+def _mean(points: list[Point]) -> Point:
+    """Of several trials at one place; at the mean of their steps, where those differ."""
+    values = {tag: float(np.mean([point.values[tag] for point in points])) for tag in points[0].values}
+    return Point(points[0].place, round(np.mean([point.step for point in points])), values)

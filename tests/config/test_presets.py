@@ -1,0 +1,176 @@
+"""The presets against the paper's appendix and Table I, whose numbers are written down here a second time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from engram.common.errors import InputError
+from engram.config.presets import MIXTURE, PAPER_RESULTS, changes_from_preset, preset
+from engram.config.settings import METHODS, Config
+from engram.engine.build import build_model, build_penalty
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.heads import MatchedSoftmax
+from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC
+
+BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
+SHAPES = {
+    "permuted-mnist": (784,),
+    "imbalanced-permuted-mnist": (784,),
+    "split-mnist": (1, 28, 28),
+    "vision-mixture": (3, 32, 32),
+}
+CLASSES = {"permuted-mnist": 10, "imbalanced-permuted-mnist": 10, "split-mnist": 10, "vision-mixture": 50}
+
+# Appendix A, and the sections on each benchmark: tasks, epochs, batch size, initial eta, xi of SI
+TRAINING = {
+    "permuted-mnist": (10, 20, 64, 0.001, 0.1),
+    "imbalanced-permuted-mnist": (10, 20, 64, 0.001, 0.1),
+    "split-mnist": (5, 10, 64, 0.001, 0.001),
+    "vision-mixture": (5, 50, 32, 0.0001, 0.1),
+}
+
+# Appendix A: lambda of Online EWC, SI, MAS
+LAMBDA = {
+    "permuted-mnist": (100, 0.1, 0.1),
+    "imbalanced-permuted-mnist": (400, 1.0, 0.1),
+    "split-mnist": (400, 1.0, 1.5),
+    "vision-mixture": (100, 0.1, 1.0),
+}
+
+# Table I, row by row as printed
+TABLE = """
+finetune        76.73 -0.19  76.44 -0.20  90.43 -0.13  60.02 -0.33
+dhp             78.49 -0.16  80.85 -0.14  98.23 -0.02  62.94 -0.26
+si              84.72 -0.13  85.92 -0.06  97.77 -0.04  81.26 -0.06
+dhp+si          85.20 -0.09  85.39 -0.06  99.15  0.00  81.75 -0.04
+online-ewc      86.24 -0.11  87.18 -0.09  97.65 -0.03  78.61 -0.07
+dhp+online-ewc  87.30 -0.09  87.43 -0.08  98.96 -0.01  79.10 -0.04
+mas             88.52 -0.08  87.32 -0.09  98.24 -0.02  78.51 -0.05
+dhp+mas         89.53 -0.06  88.80 -0.05  98.43 -0.01  80.66 -0.01
+"""
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_training_is_the_papers(benchmark: str, method: str) -> None:
+    config = preset(benchmark, method)
+    assert (config.num_tasks, config.epochs, config.batch_size, config.eta, config.xi) == TRAINING[benchmark]
+    assert config.learning_rate == 0.01
+    assert config.trials == 10
+    assert config.alpha == "synapse"
+    assert config.baseline_head == "matched"  # "we add an extra set of slow weights ... to match the capacity"
+    assert config.regularize_alpha is False  # "the plastic components are not regularized"
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_strengths_are_the_papers_with_and_without_dhp(benchmark: str) -> None:
+    for penalty, strength in zip(("online-ewc", "si", "mas"), LAMBDA[benchmark], strict=True):
+        assert preset(benchmark, penalty).strength == strength
+        assert preset(benchmark, f"dhp+{penalty}").strength == strength
+    assert preset(benchmark, "ewc").strength == LAMBDA[benchmark][0]
+    assert preset(benchmark, "finetune").strength is None
+    assert preset(benchmark, "dhp").strength is None
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "width"), [("permuted-mnist", 400), ("imbalanced-permuted-mnist", 400), ("split-mnist", 256)]
+)
+def test_the_mlp_is_the_papers(benchmark: str, width: int) -> None:
+    model = build_model(preset(benchmark, "dhp"), 0, SHAPES[benchmark], 10)
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in linears] == [(784, width), (width, width)]
+    assert len([m for m in model.modules() if isinstance(m, nn.LeakyReLU)]) == 2
+    assert model.head.weight.shape == (10, width)
+
+
+def test_the_cnn_is_the_papers() -> None:
+    model = build_model(preset("vision-mixture", "dhp"), 0, (3, 32, 32), 50)
+    convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert [(m.in_channels, m.out_channels, m.kernel_size) for m in convolutions] == [(3, 20, (5, 5)), (20, 50, (5, 5))]
+    assert [m.negative_slope for m in model.modules() if isinstance(m, nn.LeakyReLU)] == [0.3, 0.3, 0.3]
+    assert [(m.kernel_size, m.stride) for m in model.modules() if isinstance(m, nn.MaxPool2d)] == [(2, 2), (2, 2)]
+    assert [m.out_features for m in model.modules() if isinstance(m, nn.Linear)] == [500]
+    assert model.head.weight.shape == (50, 500)
+
+
+def test_the_mixture_is_in_the_papers_order() -> None:
+    assert MIXTURE == ("mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10")
+    assert preset("vision-mixture", "dhp").dataset == "five-datasets"
+
+
+def test_the_other_benchmarks_are_made_of_mnist() -> None:
+    assert {preset(benchmark, "dhp").dataset for benchmark in BENCHMARKS[:3]} == {"mnist"}
+
+
+def test_table_one_is_the_papers() -> None:
+    rows = [line.split() for line in TABLE.strip().splitlines()]
+    expected: dict[str, dict[str, tuple[float, float]]] = {benchmark: {} for benchmark in BENCHMARKS}
+    for method, *numbers in rows:
+        for k, benchmark in enumerate(BENCHMARKS):
+            expected[benchmark][method] = (float(numbers[2 * k]), float(numbers[2 * k + 1]))
+    assert expected == PAPER_RESULTS
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_builds_and_computes_on_every_benchmark(benchmark: str, method: str) -> None:
+    config = preset(benchmark, method)
+    model = build_model(config, 0, SHAPES[benchmark], CLASSES[benchmark])
+    penalty = build_penalty(config, 0, model)
+    assert type(model.head) is (DHPSoftmax if method.startswith("dhp") else MatchedSoftmax)
+    kinds = {"ewc": EWC, "online-ewc": OnlineEWC, "si": SI, "mas": MAS}
+    assert type(penalty) is kinds.get(method.removeprefix("dhp+"), NoPenalty)
+    if config.penalty:
+        assert penalty.strength == config.strength
+    logits = model(torch.rand(4, *SHAPES[benchmark]), torch.tensor([0, 1, 1, 9]))
+    assert logits.shape == (4, CLASSES[benchmark])
+    assert torch.isfinite(logits).all()
+    assert penalty.loss().item() == 0
+
+
+@pytest.mark.parametrize(("method", "name", "value"), [("dhp+si", "xi", 0.001), ("online-ewc", "gamma", 1.0)])
+def test_settings_of_a_penalty_reach_it(method: str, name: str, value: float) -> None:
+    config = preset("split-mnist", method)
+    penalty = build_penalty(config, 0, build_model(config, 0, (784,), 10))
+    assert getattr(penalty, name) == value
+    other = config.replace(**{name: 0.5})
+    assert getattr(build_penalty(other, 0, build_model(other, 0, (784,), 10)), name) == 0.5
+
+
+def test_all_methods_of_a_trial_begin_with_the_same_slow_weights() -> None:
+    models = {method: build_model(preset("split-mnist", method), 3, (784,), 10) for method in METHODS}
+    start = models["finetune"].state_dict()
+    for model in models.values():
+        for name, weights in model.state_dict().items():
+            if name.startswith("features.") or name == "head.weight":
+                assert torch.equal(weights, start[name])
+    other_trial = build_model(preset("split-mnist", "finetune"), 4, (784,), 10).state_dict()
+    assert not torch.equal(other_trial["head.weight"], start["head.weight"])
+
+
+def test_changes_are_taken_and_checked() -> None:
+    assert preset("split-mnist", "dhp+si", trials=3, hidden=[7]) == Config(
+        "split-mnist", "dhp+si", trials=3, num_tasks=5, hidden=(7,), strength=1.0, xi=0.001, epochs=10
+    )
+    with pytest.raises(InputError, match="no setting 'trial'"):
+        preset("split-mnist", "dhp", trial=3)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(InputError, match="no benchmark 'mnist'"):
+        preset("mnist", "dhp")
+    with pytest.raises(InputError, match=r"no method 'DHP'.*did you mean dhp"):
+        preset("split-mnist", "DHP")
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_a_preset_departs_from_nothing(benchmark: str) -> None:
+    for method in METHODS:
+        assert changes_from_preset(preset(benchmark, method)) == {}
+
+
+def test_changes_from_preset_name_both_values_but_not_trials_and_seed() -> None:
+    config = preset("split-mnist", "si", epochs=1, hidden=[8], strength=2.0, trials=2, seed=5)
+    assert changes_from_preset(config) == {"epochs": (1, 10), "hidden": ([8], [256, 256]), "strength": (2.0, 1.0)}

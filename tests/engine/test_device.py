@@ -1,0 +1,594 @@
+"""A GPU computes what the CPU does: each kernel what plain PyTorch does, and the whole what its parts do."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engram
+from engram import Progress, Result, preset, streams
+from engram.config.presets import STEADY
+from engram.config.settings import METHODS, Config
+from engram.data.batches import plan_epoch
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.data.streams import Stream, move_streams
+from engram.engine.build import build_learner, build_streams, precision_of
+from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.choose import choose_program
+from engram.engine.gpu.program import Mapped, read_many
+from engram.engine.gpu.step import Step, take_step
+from engram.engine.learner import Learner
+from engram.engine.loop import RECORDS_PER_EPOCH, run_stream
+from engram.engine.program import Batches
+from engram.nn.dhp import PlasticSoftmax
+from engram.nn.masking import mask_logits
+from engram.runs.experiment import Setting, run_on
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    """Products in full float32, as a run computes them."""
+    with precision_of("float32"):
+        yield
+
+
+@pytest.fixture
+def kernels() -> ModuleType:
+    pytest.importorskip("triton")
+    from engram.engine.gpu.kernels import kernels
+
+    return kernels
+
+
+@pytest.fixture
+def patches() -> ModuleType:
+    pytest.importorskip("triton")
+    from engram.engine.gpu.kernels import patches
+
+    return patches
+
+
+def few(num_train: int = 2000, num_test: int = 400) -> Dataset:
+    digits = load("mnist-small")
+    return Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(num_test)], digits.origin)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(GPU)
+
+
+def numbers(high: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed)).to(GPU)
+
+
+def assert_near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    """To within a part of the largest number that there is, on whatever device and in whatever precision."""
+    assert found.shape == expected.shape
+    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
+    difference, scale = (found - expected).abs().max().item(), expected.abs().max().item()
+    assert difference <= tolerance * max(scale, 1e-3), f"{difference} of {scale}"
+
+
+# --- methods
+
+
+@needs_gpu
+@pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) -> None:
+    config = preset("split-mnist", method, dataset="mnist-small", num_tasks=3, epochs=2, hidden=[32], trials=1)
+    config = config.replace(penalty_step=penalty_step)
+    on_cpu, on_gpu = (run_on([config], [few()], Setting(device, "float32"))[0] for device in ("cpu", "cuda"))
+    losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+    np.testing.assert_allclose(on_cpu.accuracy, on_gpu.accuracy, atol=0.02)
+
+
+@needs_gpu
+def test_the_cnn_trains_on_the_gpu() -> None:
+    config = preset("vision-mixture", "dhp+mas", num_tasks=2, epochs=1, trials=1)
+    data = [few(640, 200)] * 2
+    on_cpu, on_gpu = (run_on([config], data, Setting(device, "float32"))[0] for device in ("cpu", "cuda"))
+    losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
+
+
+def own_stream() -> Stream:
+    """Three classes a task, as floats; tasks of different sizes."""
+    draw = np.random.default_rng(0)
+    tasks = []
+    for n in range(2):
+        centres = draw.normal(size=(3, 1, 17, 17))
+        labels = [np.arange(count) % 3 for count in (71 + 18 * n, 40)]
+        train, test = (draw.normal(size=(len(own), 1, 17, 17)) * 0.3 + centres[own] for own in labels)
+        tasks.append((train, labels[0], test, labels[1]))
+    return streams.from_arrays(tasks)
+
+
+KINDS = {
+    "permuted": ("permuted-mnist", {"dataset": "mnist-small"}),
+    "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small", "batch_size": 33}),
+    "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 10}),
+    "mixture": ("vision-mixture", {}),
+    "own": ("own", {}),
+}
+
+
+def configs_of(kind: str, methods: Sequence[str] = METHODS, **changes: object) -> list[Config]:
+    benchmark, more = KINDS[kind]
+    settings = {"num_tasks": 2, "trials": 2, "epochs": 1, "hidden": [37]} | more | changes
+    configs = []
+    for method in methods:
+        penalized = method not in ("finetune", "dhp")
+        configs.append(preset(benchmark, method, **({"strength": 1.0} if penalized else {})).replace(**settings))
+    return configs
+
+
+def run_kind(configs: Sequence[Config], setting: Setting, seen: list[Progress] | None = None) -> list[Result]:
+    seen = [] if seen is None else seen
+    if configs[0].benchmark == "own":
+        return engram.run_many(
+            configs, stream=own_stream(), device=setting.device, precision=setting.precision, report=seen.append
+        )
+    return run_on(configs, [few(320, 200)] * (2 if configs[0].dataset == "five-datasets" else 1), setting, seen.append)
+
+
+@needs_gpu
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -> None:
+    configs = configs_of(kind, network=network)
+    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        for name in ("loss", "eta", "hebb_norm", "alpha_norm"):
+            values = [[row[name] for row in result.dynamics] for result in (one, other)]
+            np.testing.assert_allclose(
+                values[0], values[1], rtol=1e-3 if network == "mlp" else 1e-2, atol=1e-6, err_msg=one.config.method
+            )
+        np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.02)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"baseline_head": "plain"},
+        {"alpha": "uniform"},
+        {"eta_range": "unbounded", "eta": 0.3},
+        {"regularize_alpha": True},
+        {"hidden": [7, 100], "leaky_slope": 0.3},
+        {"fisher_labels": "exact"},
+        {"fisher_labels": "sampled"},
+    ],
+    ids=str,
+)
+def test_every_head_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any]) -> None:
+    configs = configs_of("split", **changes)
+    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2 if "sampled" in changes.values() else 1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
+@pytest.mark.parametrize("changes", [{}, {"alpha": "uniform"}, {"trace_gradient": True, "learn_eta": True}], ids=str)
+def test_the_steady_trace_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any], penalty_step: str) -> None:
+    """All classes are in every task, so that the anchors of weights in force move."""
+    settings = {**STEADY, "penalty_step": penalty_step, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3}
+    configs = configs_of("permuted", **settings | changes)
+    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_tensor_float_32_is_close_to_float32(network: str) -> None:
+    configs = configs_of("permuted", network=network)
+    full, fast = (run_kind(configs, Setting("cuda", precision)) for precision in ("float32", "tf32"))
+    for one, other in zip(full, fast, strict=True):
+        losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2)
+        np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.05)
+
+
+# --- a module of one's own
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 5, stride=3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 9))
+
+
+class Choosy(nn.Module):
+    """Looks at values to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(289, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layer(inputs.flatten(1))
+        return torch.relu(hidden) if inputs.sum() > 0 else torch.tanh(hidden)
+
+
+@needs_gpu
+@pytest.mark.parametrize(("features", "words"), [(normed, None), (Choosy, "cannot be stacked and train one by one")])
+def test_a_module_of_ones_own_trains_as_on_the_cpu(features: Callable[[], nn.Module], words: str | None) -> None:
+    configs = configs_of("own", ("finetune", "dhp+si", "ewc"), network="own")
+    found, seen = [], []
+    for device in ("cpu", "cuda"):
+        found.append(
+            engram.run_many(
+                configs,
+                stream=own_stream(),
+                features=features,
+                device=device,
+                precision="float32",
+                report=seen.append,
+            )
+        )
+    for one, other in zip(*found, strict=True):
+        losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
+    notes = [progress.note for progress in seen if progress.note and "cannot be stacked" in progress.note]
+    assert (len(notes) > 0) == (words is not None)
+
+
+# --- a stack
+
+
+def build(configs: Sequence[Config], num_train: int = 320) -> tuple[list[Learner], Batches]:
+    """Learners in the order of a stack, and what they learn, on the GPU."""
+    first = configs[0]
+    trials = list(range(first.trials))
+    found = move_streams(build_streams(first, trials, [few(num_train, 100)]), GPU)
+    shape, num_classes = found[0].input_shape, found[0].num_classes
+    learners = [build_learner(c, t, shape, num_classes, GPU, torch.float32) for t in trials for c in configs]
+    return learners, Batches(trials, found, first.seed, torch.float32)
+
+
+def stacked(learners: Sequence[Learner], batches: Batches) -> Mapped:
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped), notes
+    return program
+
+
+def state_of(learner: Learner) -> dict[str, Tensor]:
+    return {**learner.model.state_dict(), **learner.penalty.state_dict()}
+
+
+def assert_untouched(one: Learner, other: Learner) -> None:
+    """The same, bit for bit."""
+    assert repr(one.outcome) == repr(other.outcome)
+    for (name, a), (_, b) in zip(state_of(one).items(), state_of(other).items(), strict=True):
+        assert torch.equal(a, b), f"{one.config.method} {one.trial} {name}"
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("permuted", {}), ("imbalanced", {}), ("split", {"baseline_head": "plain"}), ("permuted", {"network": "cnn"})],
+    ids=str,
+)
+def test_a_captured_step_is_the_step_itself(kernels: ModuleType, kind: str, changes: dict[str, Any]) -> None:
+    found = []
+    for captures in (True, False):
+        learners, batches = build(configs_of(kind, **changes))
+        program = stacked(learners, batches)
+        assert program.captures
+        program.captures = captures
+        run_stream(program, batches, learners[0].config)
+        assert bool(program.graphs) == captures
+        found.append(learners)
+    for one, other in zip(*found, strict=True):
+        assert_untouched(one, other)
+
+
+@needs_gpu
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_models_of_a_stack_never_mix(network: str) -> None:
+    configs = configs_of("imbalanced", ("finetune", "dhp", "dhp+si", "ewc"), network=network)
+    expected, batches = build(configs)
+    run_stream(stacked(expected, batches), batches, configs[0])
+    for which, factor in ((0, 1.5), (5, float("nan")), (7, 1.5)):
+        learners, batches = build(configs)
+        with torch.no_grad():
+            for theta in learners[which].model.parameters():
+                theta.mul_(factor)
+        run_stream(stacked(learners, batches), batches, configs[0])
+        for place, (one, other) in enumerate(zip(learners, expected, strict=True)):
+            if place != which:
+                assert_untouched(one, other)
+        assert repr(learners[which].outcome) != repr(expected[which].outcome)
+        assert (learners[which].outcome.diverged is not None) == (factor != factor)
+
+
+@needs_gpu
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_the_host_never_waits_within_an_epoch(kernels: ModuleType, network: str) -> None:
+    configs = configs_of("imbalanced", epochs=3, network=network)
+    learners, batches = build(configs)
+    program = stacked(learners, batches)
+    pieces = plan_epoch(batches.sizes(0), configs[0].batch_size, RECORDS_PER_EPOCH)
+    program.begin_task(0)
+    program.begin_epoch(0, 0)
+    for piece in pieces:  # each kind of step is captured when it comes first
+        program.train(piece)
+        program.dynamics()
+    program.begin_epoch(0, 1)
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        losses = [program.train(piece) for piece in pieces]
+        seen = program.dynamics()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(loss.isfinite().all() for loss in losses)
+    assert seen.shape == (len(learners), 3)
+
+
+@needs_gpu
+def test_pinned_memory_may_be_drawn_in_another_thread_while_steps_are_captured(kernels: ModuleType) -> None:
+    """As the next epoch's order is: in the way of a capture that minds all threads, each new block ends it."""
+    configs = configs_of("permuted", ("finetune", "dhp+si", "dhp+mas"))
+    expected, batches = build(configs)
+    run_stream(stacked(expected, batches), batches, configs[0])
+    learners, batches = build(configs)
+    program = stacked(learners, batches)
+    drawn: list[Tensor] = []  # kept, so that each is new memory
+    meanwhile: list[int] = []  # how many, for each capture
+    capturing, ended = threading.Event(), threading.Event()
+    usual = program._captured
+
+    def draw() -> None:
+        while not ended.is_set():
+            if capturing.wait(0.1):
+                drawn.append(torch.zeros(1024, dtype=torch.int64, pin_memory=True))
+
+    def captured(*key: int) -> torch.cuda.CUDAGraph:
+        before = len(drawn)
+        capturing.set()
+        try:
+            return usual(*key)
+        finally:
+            capturing.clear()
+            meanwhile.append(len(drawn) - before)
+
+    program._captured = captured  # type: ignore[method-assign]
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    try:
+        run_stream(program, batches, configs[0])
+    finally:
+        ended.set()
+        drawing.join()
+    assert len(meanwhile) >= 2, "a capture a task at least"
+    assert sum(meanwhile) > 0, "and something was drawn in the midst of them"
+    for one, other in zip(learners, expected, strict=True):
+        assert_untouched(one, other)
+
+
+class Stop(Exception):
+    """Stands for whatever ends a process."""
+
+
+@needs_gpu
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+@pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 0), (1, 1, 3)])
+def test_a_run_on_the_gpu_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int], network: str
+) -> None:
+    configs = configs_of("imbalanced", ("dhp+si", "ewc", "dhp+mas", "finetune"), epochs=2, network=network)
+
+    def learn(checkpoints: CheckpointFolder | None) -> list[tuple[bytes, bytes, str]]:
+        results = run_on(configs, [few(320, 100)], Setting("cuda", "tf32", checkpoints=checkpoints))
+        return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
+
+    straight = learn(None)
+    save = Checkpoints.save
+
+    def save_and_stop(self: Checkpoints, *given: Any) -> None:
+        place = given[-1]
+        if (place.task, place.epoch, place.piece) == stop_at:
+            save(self, *given)
+            self.wait()
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_and_stop)
+        with pytest.raises(Stop):
+            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    assert learn(CheckpointFolder(tmp_path)) == straight
+
+
+# --- kernels
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", [(), (7,), (100,), (10, 33), (3, 5, 70), (41, 50)])
+def test_a_step_of_many_models(kernels: ModuleType, shape: tuple[int, ...]) -> None:
+    gain, shift, path = (random(3, *shape, seed=seed) for seed in (1, 2, 3))
+    step = Step(
+        rate=torch.tensor([0.1, 0.2, 0.3, 0.0, 0.5, 0.6], device=GPU),
+        proximal=torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.int32, device=GPU),
+        gain=gain,
+        shift=shift,
+        held=torch.tensor([-1, 0, 1, -1, 2, -1], dtype=torch.int32, device=GPU),
+        path=path.clone(),
+        followed=torch.tensor([-1, 0, -1, -1, 1, 2], dtype=torch.int32, device=GPU),
+    )
+    theta, gradient = random(6, *shape, seed=4), random(6, *shape, seed=5)
+    taken, expected = theta.clone(), theta.clone()
+    kernels.take_step(taken, gradient, step)
+    found_path = step.path.clone()
+    step.path.copy_(path)
+    take_step(expected, gradient, step)
+    assert_near(taken, expected)
+    assert_near(found_path, step.path)
+    assert torch.equal(taken[3], theta[3]), "at a rate of 0 it stays"
+
+    some = theta.clone()
+    kernels.take_step(some[1:3], gradient[1:3], step[1:3])
+    assert torch.equal(some[1:3], taken[1:3])
+    assert torch.equal(some[3:], theta[3:])
+    assert torch.equal(some[0], theta[0])
+
+
+@needs_gpu
+def test_a_step_of_models_without_a_penalty(kernels: ModuleType) -> None:
+    none = torch.empty(0, device=GPU)
+    nobody = torch.full((2,), -1, dtype=torch.int32, device=GPU)
+    step = Step(torch.tensor([0.1, 0.2], device=GPU), torch.zeros_like(nobody), none, none, nobody, none, nobody)
+    theta, gradient = random(2, 7, 33), random(33, 7, 2, seed=1).permute(2, 1, 0)
+    expected = theta - step.rate[:, None, None] * gradient
+    kernels.take_step(theta, gradient, step)
+    assert_near(theta, expected)
+
+
+@needs_gpu
+@pytest.mark.parametrize("batch", [1, 5, 33, 64, 70])
+@pytest.mark.parametrize("classes", [2, 10, 50, 100])
+def test_the_loss(kernels: ModuleType, classes: int, batch: int) -> None:
+    for own in (range(classes), range(0, classes, 2), range(1, 2)):
+        logits = (3 * random(6, batch, classes)).requires_grad_()
+        targets = torch.tensor(list(own), device=GPU)[numbers(len(own), 3, batch)]  # each for two models in a row
+        others = torch.ones(classes, dtype=torch.bool, device=GPU)
+        others[list(own)] = False
+        losses, slopes = kernels.cross_entropy(logits.detach(), targets, others)
+        each = [
+            F.cross_entropy(mask_logits(z, tuple(own)), y)
+            for z, y in zip(logits.double(), targets.repeat_interleave(2, dim=0), strict=True)
+        ]
+        (expected,) = torch.autograd.grad(torch.stack(each).sum(), logits)
+        assert_near(losses, torch.stack(each))
+        assert_near(slopes, expected)
+        assert not slopes[:, :, others].any()
+
+
+@needs_gpu
+@pytest.mark.parametrize("batch", [1, 5, 33, 64, 70])
+@pytest.mark.parametrize("units", [7, 100, 400])
+def test_bias_and_activation(kernels: ModuleType, units: int, batch: int) -> None:
+    out, bias = random(3, units, batch), random(3, units, seed=1)
+    expected = F.leaky_relu(out + bias[:, :, None], 0.2)
+    kernels.activate(out, bias, 0.2)
+    assert_near(out, expected, 1e-6)
+    for gradient in (random(3, batch, units, seed=2), random(3, units, batch, seed=2).mT):
+        delta, by_bias = kernels.pass_back(gradient, out, 0.2)
+        passed = gradient.mT * torch.where(out > 0, 1.0, 0.2)
+        assert_near(delta, passed, 1e-6)
+        assert_near(by_bias, passed.sum(dim=2))
+
+
+@needs_gpu
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("batch", [1, 5, 33, 64, 70])
+@pytest.mark.parametrize("classes", [2, 10, 50, 100])
+@pytest.mark.parametrize("units", [7, 100, 400])
+def test_the_plastic_head(kernels: ModuleType, units: int, classes: int, batch: int, turned: bool) -> None:
+    hidden = random(6, units, batch).mT if turned else random(6, batch, units)
+    targets = numbers(classes, 3, batch)
+    weight, alpha, hebb = (random(6, classes, units, seed=seed) for seed in (1, 2, 3))
+    delta = random(6, batch, classes, seed=4)
+    start = torch.tensor([0.0, 0.3, 1.0, -0.2, 1.7, 0.001], device=GPU)
+    for bounded in (True, False):
+        eta = start.clamp(0, 1) if bounded else start
+        tensors = [tensor.double().requires_grad_() for tensor in (hidden, weight, alpha, eta)]
+        logits, trace = PlasticSoftmax.apply(
+            tensors[0], targets.repeat_interleave(2, dim=0), *tensors[1:], hebb.double()
+        )
+        by_hidden, *expected = torch.autograd.grad(logits, tensors, delta.double())
+
+        written, rate = hebb.clone(), start.clone()
+        in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, rate, written, bounded)
+        assert torch.equal(rate, eta)
+        assert_near(written, trace)
+        assert_near(in_force, weight + alpha * trace)
+        assert_near(torch.bmm(hidden, in_force.mT), logits)
+        found = kernels.read_back(delta, hidden, targets, alpha, rate, written, in_force, surprise)
+        for value, wanted in zip(found[:3], expected, strict=True):
+            assert_near(value, wanted, 1e-4)
+        assert_near(found[3].mT, by_hidden, 1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", [(1, 5, 7), (1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("permuted", [False, True], ids=["as it is", "permuted"])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
+def test_reading_a_batch(kernels: ModuleType, kind: torch.dtype, permuted: bool, shape: tuple[int, ...]) -> None:
+    store = numbers(256, 90, *shape).to(kind) if kind == torch.uint8 else random(90, *shape).to(kind)
+    labels, order = numbers(10, 90), torch.stack([torch.randperm(90, device=GPU) for _ in range(3)])
+    pixels = store[0].numel()
+    permutations = torch.stack([torch.randperm(pixels, device=GPU) for _ in range(3)]) if permuted else None
+    for first, batch_size in ((0, 5), (20, 70), (57, 33)):
+        cursor = torch.tensor(first, device=GPU)
+        inputs, targets = kernels.gather(store, labels, order, cursor, permutations, batch_size)
+        chosen = order[:, first : first + batch_size]
+        assert torch.equal(inputs, as_on_the_cpu(store, chosen, permutations))
+        assert torch.equal(targets, labels[chosen])
+    some = order[1:]  # of some trials
+    inputs, _ = kernels.gather(store, labels, some, cursor, None if permutations is None else permutations[1:], 5)
+    wanted = None if permutations is None else permutations[1:]
+    assert torch.equal(inputs, as_on_the_cpu(store, some[:, 57:62], wanted))
+
+
+def as_on_the_cpu(store: Tensor, chosen: Tensor, permutations: Tensor | None) -> Tensor:
+    """Where pixels are divided by 255; PyTorch's own division on a GPU multiplies by 1/255, which rounds otherwise."""
+    there = None if permutations is None else permutations.cpu()
+    return read_many(store.cpu(), chosen.cpu(), there, torch.float32).to(GPU)
+
+
+IMAGES = [(1, 28, 28), (3, 17, 20), (20, 12, 12), (4, 9, 7)]  # channels and sides
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", [(5, 5), (3, 2), (1, 1)], ids=str)
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+@pytest.mark.parametrize("batch", [1, 5, 33])
+def test_patches_of_images(
+    patches: ModuleType, batch: int, shape: tuple[int, int, int], kernel: tuple[int, int]
+) -> None:
+    images = random(2, batch, *shape)
+    rows, height, width = shape[0] * kernel[0] * kernel[1], shape[1], shape[2]
+    columns = patches.unfold(images, kernel)
+    unfolded = F.unfold(images.flatten(0, 1), kernel).unflatten(0, (2, batch))  # (T, B, rows, L)
+    assert columns.shape == (2, patches.num_rows(shape[0], kernel), batch * unfolded.shape[-1])
+    assert torch.equal(columns[:, :rows], unfolded.transpose(1, 2).flatten(2))
+    assert (columns[:, rows] == 1).all(), "for the bias"
+    assert not columns[:, rows + 1 :].any()
+
+    entered = random(*columns.shape, seed=1)
+    folded = patches.fold(entered, images.shape, kernel)
+    patch = entered[:, :rows].unflatten(2, (batch, -1)).transpose(1, 2).flatten(0, 1)  # (T · B, rows, L)
+    assert_near(folded.flatten(0, 1), F.fold(patch, (height, width), kernel))
+
+
+@needs_gpu
+@pytest.mark.parametrize("sides", [(24, 24), (13, 8), (8, 9), (5, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("batch", [1, 5, 33])
+def test_pooling(patches: ModuleType, batch: int, sides: tuple[int, int]) -> None:
+    maps = random(3, 7, batch, *sides).requires_grad_()
+    pooled, winners = patches.pool(maps.detach(), 0.2)
+    expected = F.leaky_relu(F.max_pool2d(maps.transpose(1, 2).flatten(0, 1), 2), 0.2).unflatten(0, (3, batch))
+    assert_near(pooled, expected, 1e-6)
+    delta = random(*pooled.shape, seed=1)
+    (wanted,) = torch.autograd.grad(expected, maps, delta)
+    assert_near(patches.unpool(delta, pooled, winners, tuple(maps.shape), 0.2), wanted, 1e-6)

@@ -1,0 +1,351 @@
+"""Modules, heads and penalties of one's own train as plain PyTorch would, however they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_experiment import assert_same, own_stream
+from torch import Tensor, nn
+
+import engram
+from engram import MAS, InputError, preset
+from engram.engine.build import Own, build_learner
+from engram.engine.chains import chain_of
+from engram.engine.choose import reason_against_mapping
+from engram.engine.cpu.step import FactoredDescent, factored_layers
+from engram.engine.gpu.layers import prepare
+from engram.nn.networks import Network
+
+CPU = torch.device("cpu")
+
+
+class Residual(nn.Module):
+    """Adds to what came out of its layer, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        y += x
+        return y.tanh_()
+
+
+class TwiceForLargeBatches(nn.Module):
+    """A layer that is called once more where there are many samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x)) if len(x) > 2 else self.layer(x)
+
+
+def frozen_weight() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def with_hook() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: 3 * output)
+    return model
+
+
+def forward_of_its_own() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+    layer = model[0]
+    layer.forward = lambda x: F.linear(x, layer.weight.abs(), layer.bias)
+    return model
+
+
+def with_gradient_hook() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Hooked())
+    model[0].weight.register_hook(lambda gradient: 0.1 * gradient)
+    return model
+
+
+class Hooked(nn.Module):
+    """Halves the gradient of what enters it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient / 2)
+        return x.relu()
+
+
+class Turned(nn.Sequential):
+    """Goes through its layers in another order."""
+
+    def __iter__(self):
+        return reversed(list(super().__iter__()))
+
+
+def shared_weight() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh())
+    model[2].weight = model[0].weight
+    return model
+
+
+def shared_activation() -> nn.Module:
+    activation = nn.LeakyReLU(0.2)
+    return nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 8), activation)
+
+
+FEATURES: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()),
+    "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 8))),
+    "in place": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ReLU(inplace=True)),
+    "in place later": lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.ReLU(inplace=True)),
+    "in place behind a convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, 8), nn.ReLU(inplace=True)
+    ),
+    "residual": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Residual()),
+    "twice for large batches": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), TwiceForLargeBatches()),
+    "frozen weight": frozen_weight,
+    "hook": with_hook,
+    "forward of its own": forward_of_its_own,
+    "gradient hook": with_gradient_hook,
+    "hook on what came out": lambda: nn.Sequential(nn.Linear(6, 8), Hooked(), nn.Linear(8, 8), Hooked()),
+    "iterates otherwise": lambda: Turned(nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(6, 8)),
+    "shared weight": shared_weight,
+    "shared activation": shared_activation,
+    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU()),
+    "sequence": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 4), nn.ReLU(), nn.Flatten()),
+}
+
+
+@pytest.mark.parametrize("method", ["finetune", "dhp"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
+    torch.manual_seed(0)
+    config = preset("own", method, network="own", learning_rate=0.1)
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(FEATURES[name]))
+    inputs, targets = torch.rand(16, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
+    # Made anew, since a copy of a `forward` of its own would still call the weights of the first.
+    reference = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(FEATURES[name])).model.train()
+    reference.load_state_dict(learner.model.state_dict())
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    trained = [theta.requires_grad for theta in learner.model.parameters()]
+    descent = FactoredDescent(learner, factored_layers(learner.model, inputs[:2], targets[:2]))
+    learner.model.train()
+    descent.begin_task((0, 1, 2))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(reference(inputs, targets), targets)
+        loss.backward()
+        optimizer.step()
+        with descent.steps():
+            torch.testing.assert_close(descent.step(inputs, targets), loss.detach(), rtol=1e-12, atol=0)
+    for mine, theirs in zip(learner.model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+    assert [theta.requires_grad for theta in learner.model.parameters()] == trained
+
+
+def test_layers_are_run_in_a_way_of_their_own_only_where_their_use_is_certain() -> None:
+    def sole(name: str) -> list[str]:
+        chain = chain_of(Network(FEATURES[name](), engram.PlainSoftmax(8, 3)))
+        return [link.name for link in chain if link.sole and isinstance(link.layer, nn.Linear)]
+
+    assert sole("plain") == ["features.0", "features.2"]
+    assert sole("nested") == ["features.0.0", "features.1.0"]
+    assert sole("twice for large batches") == ["features.0"]
+    assert sole("hook") == sole("shared weight") == sole("forward of its own") == sole("iterates otherwise") == []
+    assert chain_of(Network(Residual(), engram.PlainSoftmax(8, 3))) == []
+    assert chain_of(nn.Sequential(nn.Linear(3, 3))) == []
+
+
+@pytest.mark.parametrize("name", ["plain leaky", "shared activation"])
+def test_an_activation_is_fused_only_if_it_is_used_once(name: str) -> None:
+    features = shared_activation() if name == "shared activation" else nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2))
+    model = Network(features, engram.PlainSoftmax(8, 3))
+    prepare(model, torch, torch)  # any module serves, as long as nothing is called
+    fused = ["forward" in vars(layer) for layer in model.features]
+    assert fused == ([True, True] if name == "plain leaky" else [False] * 4)
+
+
+def test_models_that_share_a_tensor_are_refused() -> None:
+    shared = nn.Sequential(nn.Flatten(), nn.Linear(256, 8))
+    config = preset("own", "finetune", network="own", trials=2, epochs=1)
+    with pytest.raises(InputError, match="two models share a tensor"):
+        engram.run(config, stream=own_stream(), features=lambda: shared)
+    pretrained = torch.randn(8, 256)
+
+    def from_pretrained() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(256, 8))
+        module[1].weight = nn.Parameter(pretrained)
+        return module
+
+    with pytest.raises(InputError, match="two models share a tensor"):
+        engram.run(config, stream=own_stream(), features=from_pretrained)
+    with pytest.raises(InputError, match="makes a module, not a int"):
+        engram.run(config, stream=own_stream(), features=lambda: 3)
+
+
+def test_a_batch_that_a_module_cannot_take_is_told_in_a_sentence() -> None:
+    config = preset("own", "finetune", network="own", trials=1, epochs=1, batch_size=30)  # and then one of 1
+    with pytest.raises(InputError, match="cannot train in task 1 of trial 1, on a batch of 1"):
+        engram.run(
+            config,
+            stream=own_stream(),
+            features=lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8)),
+        )
+
+
+def test_what_dropout_draws_has_an_address() -> None:
+    def features() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(256, 12), nn.Dropout(0.5))
+
+    config = preset("own", "finetune", network="own", trials=3, epochs=2, batch_size=8)
+    together = engram.run(config, stream=own_stream(), features=features, device="cpu")
+    assert_same(engram.run(config, stream=own_stream(), features=features, device="cpu"), together)
+    alone = engram.run(config.replace(first_trial=1, trials=1), stream=own_stream(), features=features, device="cpu")
+    assert repr(alone.dynamics) == repr([row for row in together.dynamics if row["trial"] == 1])
+    learner = build_learner(config, 0, (1, 16, 16), 3, CPU, torch.float32, Own(features))
+    example = (torch.rand(2, 1, 16, 16), torch.tensor([0, 1]))
+    assert "draws random numbers" in str(reason_against_mapping([learner], example, None))
+
+
+class Cosine(nn.Module):
+    """A head of one's own."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(classes, width))
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        return 5 * F.linear(F.normalize(hidden, dim=1), F.normalize(self.weight, dim=1))
+
+
+class Squared(MAS):
+    """An importance of one's own."""
+
+    def importance(self, batches, classes=None) -> dict[str, Tensor]:
+        return {name: omega.square() for name, omega in super().importance(batches, classes).items()}
+
+
+class Absolute(MAS):
+    """A loss of one's own, which is no quadratic form."""
+
+    def loss(self) -> Tensor:
+        moved = [(theta - term.anchor[n]).abs().sum() for term in self.terms for n, theta in self.parameters.items()]
+        return self.strength * torch.stack(moved).sum() if moved else torch.zeros(())
+
+
+def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
+    config = preset("own", "finetune", hidden=[12], trials=2, epochs=6, batch_size=8, learning_rate=0.1)
+    free = engram.run(config, stream=own_stream(), head=Cosine, device="cpu")
+    held = engram.run(
+        config, stream=own_stream(), head=Cosine, penalty=lambda model: Squared(model, strength=1e3), device="cpu"
+    )
+    assert free.latest_task[:, -1].min() > 0.8
+    losses = [[row["loss"] for row in result.dynamics if row["task"] == 1] for result in (free, held)]
+    assert sum(losses[1]) > sum(losses[0]), "what is held learns the second task more slowly"
+    with pytest.raises(InputError, match="goes with the methods finetune and dhp"):
+        engram.run(
+            preset("own", "mas", strength=1.0), stream=own_stream(), penalty=lambda model: Squared(model, strength=1.0)
+        )
+
+
+def test_a_loss_of_ones_own_is_not_passed_over() -> None:
+    config = preset("own", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8)
+    with pytest.raises(InputError, match="Absolute has a `loss` of its own but not a `proximal_step`"):
+        engram.run(config, stream=own_stream(), penalty=lambda model: Absolute(model, strength=1.0))
+    by_gradient = config.replace(penalty_step="gradient")
+    free, held = (
+        engram.run(by_gradient, stream=own_stream(), penalty=penalty, device="cpu")
+        for penalty in (None, lambda model: Absolute(model, strength=1.0))
+    )
+    assert free.dynamics[-1]["loss"] != held.dynamics[-1]["loss"]
+
+
+def test_a_forward_that_was_set_on_one_layer_is_not_mapped() -> None:
+    config = preset("own", "finetune", network="own")
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(forward_of_its_own))
+    example = (torch.rand(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+    assert "set on it alone" in str(reason_against_mapping([learner], example, None))
+
+
+class ChangesLargeBatches(nn.Module):
+    """Works in place where there are many samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(3) if len(x) > 2 else 3 * x
+
+
+def test_a_change_in_place_that_a_small_batch_did_not_show_is_told() -> None:
+    features = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(256), nn.Linear(256, 8), ChangesLargeBatches())
+    config = preset("own", "finetune", network="own", trials=1, epochs=1, batch_size=8)
+    with pytest.raises(InputError, match="was changed in place"):
+        engram.run(config, stream=own_stream(), features=lambda: features, device="cpu")
+
+
+class Freezing(MAS):
+    """Freezes the first layer once a task has been learned."""
+
+    def consolidate(self, batches, classes=None) -> None:
+        super().consolidate(batches, classes)
+        self.model.features[1].requires_grad_(False)
+
+
+def test_a_layer_that_is_frozen_on_the_way_stays_as_it_is() -> None:
+    seen = []
+
+    def penalty(model: nn.Module) -> Freezing:
+        seen.append(model)
+        return Freezing(model, strength=1.0)
+
+    kept: list[Tensor] = []
+
+    def watch(progress: engram.Progress) -> None:
+        if progress.results is not None:
+            kept.append(seen[-1].features[1].weight.detach().clone())
+
+    config = preset("own", "finetune", hidden=[6], trials=1, epochs=1, batch_size=8)
+    engram.run(config, stream=own_stream(), penalty=penalty, report=watch, device="cpu")
+    assert torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("penalty_step", ["proximal", "gradient"])
+def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(6, 8), nn.Linear(6, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    config = preset("own", "mas", network="own", strength=1.0, penalty_step=penalty_step, learning_rate=0.1)
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(Idle))
+    learner.penalty.remember({name: torch.ones_like(theta) for name, theta in learner.penalty.parameters.items()})
+    idle = learner.model.features.idle
+    with torch.no_grad():
+        idle.weight.add_(1)
+    moved = idle.weight.detach().clone()
+    descent = FactoredDescent(learner, [])
+    descent.begin_task((0, 1, 2))
+    learner.model.train()
+    with descent.steps():
+        descent.step(torch.rand(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0]))
+    factor = 1 / 1.2 if penalty_step == "proximal" else 0.8  # 2 lr λ Ω = 0.2
+    torch.testing.assert_close(idle.weight.detach() - (moved - 1), torch.full_like(moved, factor))
+
+
+class Infinite(MAS):
+    """Importances that overflow, of weights that do not."""
+
+    def importance(self, batches, classes=None) -> dict[str, Tensor]:
+        return {name: torch.full_like(theta, float("inf")) for name, theta in self.parameters.items()}
+
+
+def test_importances_that_are_no_numbers_end_a_trial() -> None:
+    config = preset("own", "finetune", hidden=[6], trials=2, epochs=1, batch_size=8)
+    result = engram.run(config, stream=own_stream(), penalty=lambda model: Infinite(model, strength=1.0), device="cpu")
+    assert [(lost.trial, lost.task) for lost in result.diverged] == [(0, 0), (1, 0)]

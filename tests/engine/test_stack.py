@@ -1,0 +1,973 @@
+"""The stack that a GPU trains, here in plain PyTorch on a CPU: it computes what each of its models would alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram import InputError, Progress, preset, streams
+from engram.config.presets import STEADY
+from engram.config.settings import METHODS, Config
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.data.streams import Stream
+from engram.engine import choose
+from engram.engine.build import Own, build_learner, build_streams
+from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.choose import architectures, choose_program, largest_stack, reason_against_mapping
+from engram.engine.cpu.program import OneByOne
+from engram.engine.cpu.step import ContractDescent, FactoredDescent
+from engram.engine.gpu.program import Mapped
+from engram.engine.gpu.rows import Rows
+from engram.engine.gpu.step import Step, steps_of, take_step
+from engram.engine.learner import Learner
+from engram.engine.loop import Watch, run_stream
+from engram.engine.memory import Portion, bytes_of, bytes_of_data, tensors_per_weight
+from engram.engine.program import Batches, Program, SideBySide
+from engram.penalties import EWC, MAS, Penalty
+from engram.runs.experiment import Setting, run_on
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda")  # as a word only: the chooser goes by it, and the tensors stay where they are
+
+QUICK = {"epochs": 2, "batch_size": 16, "num_tasks": 2, "trials": 2, "hidden": [12]}
+KINDS = {
+    "permuted": ("permuted-mnist", {"dataset": "mnist-small"}),
+    "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small", "batch_size": 5}),
+    "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 4}),
+    "mixture": ("vision-mixture", {}),
+    "own": ("own", {}),
+}
+
+
+def few(num_train: int = 40, num_test: int = 30) -> Dataset:
+    digits = load("mnist-small")
+    return Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(num_test)], digits.origin)
+
+
+def own_stream(shape: tuple[int, ...] = (1, 16, 16)) -> Stream:
+    """Three classes a task, as floats; tasks of different sizes."""
+    random = np.random.default_rng(0)
+
+    def samples(count: int, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(count) % 3
+        return random.normal(size=(count, *shape)) * 0.3 + centres[labels], labels
+
+    tasks = []
+    for n in range(2):
+        centres = random.normal(size=(3, *shape))
+        tasks.append((*samples(21 + 8 * n, centres), *samples(20, centres)))
+    return streams.from_arrays(tasks)
+
+
+def config_of(kind: str, method: str, **changes: object) -> Config:
+    benchmark, more = KINDS[kind]
+    settings = QUICK | more | changes
+    try:
+        return preset(benchmark, method).replace(**settings)
+    except InputError:  # no strength is known for it
+        return preset(benchmark, method, strength=1.0).replace(**settings)
+
+
+def streams_of(config: Config) -> list[Stream]:
+    trials = list(range(config.first_trial, config.first_trial + config.trials))
+    if config.benchmark == "own":
+        return [own_stream()] * len(trials)
+    data = few() if config.examine == "test" else few(240)  # of which the last sixth examine
+    return build_streams(config, trials, [data] * (2 if config.benchmark == "vision-mixture" else 1))
+
+
+def build(configs: Sequence[Config], features: Callable[[], nn.Module] | None = None) -> tuple[list[Learner], Batches]:
+    """Learners in the order of a stack, and what they learn."""
+    first = configs[0]
+    trials = list(range(first.first_trial, first.first_trial + first.trials))
+    found = streams_of(first)
+    shape, num_classes = found[0].input_shape, found[0].num_classes
+    learners = [
+        build_learner(c, t, shape, num_classes, CPU, torch.float64, Own(features)) for t in trials for c in configs
+    ]
+    return learners, Batches(trials, found, first.seed, torch.float64)
+
+
+def example_of(batches: Batches) -> tuple[Tensor, Tensor]:
+    first = batches.tasks(0)[0].train[slice(2)]
+    scale = 255 if first.inputs.dtype == torch.uint8 else 1
+    return first.inputs.double() / scale, first.targets
+
+
+State = dict[str, Tensor]
+
+
+def state_of(learner: Learner) -> State:
+    """All that a learner consists of, as copies."""
+    model = {f"model.{name}": tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    return model | {f"penalty.{name}": tensor.clone() for name, tensor in learner.penalty.state_dict().items()}
+
+
+def train(
+    program: Program, batches: Batches, disturb: Callable[[int], None] = lambda moves: None
+) -> dict[tuple, list[State]]:
+    """Learn it all; returns what each learner, by its trial and place in it, was in the midst of every epoch."""
+    history: dict[int, list[State]] = {id(learner): [] for learner in program.learners}
+    moves = iter(range(10**6))
+
+    def keep(task_ended: bool) -> None:
+        for learner in program.learners:
+            history[id(learner)].append(state_of(learner))
+
+    watch = Watch(moved=lambda: disturb(next(moves)), keep=keep)
+    run_stream(program, batches, program.learners[0].config, watch=watch)
+    return history
+
+
+def stacked(learners: Sequence[Learner], batches: Batches) -> Mapped:
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped), notes
+    return program
+
+
+def assert_close(one: Learner, other: Learner, histories: Sequence[dict] = ()) -> None:
+    """The same numbers, to the rounding of float64."""
+    told = one.config.method
+    assert (one.config, one.trial) == (other.config, other.trial)
+    assert one.outcome.diverged is other.outcome.diverged is None
+    assert one.outcome.untrained == other.outcome.untrained, told
+    assert one.outcome.rows == other.outcome.rows, told
+    records = [np.array([list(vars(r).values()) for r in learner.outcome.records]) for learner in (one, other)]
+    np.testing.assert_allclose(records[0], records[1], rtol=1e-10, err_msg=told)
+    losses = [[record.loss for record in learner.outcome.records] for learner in (one, other)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12, err_msg=told)
+    if histories:
+        seen = [history[id(learner)] for history, learner in zip(histories, (one, other), strict=True)]
+    else:
+        seen = [[state_of(one)], [state_of(other)]]
+    assert len(seen[0]) == len(seen[1]) > 0
+    for a, b in zip(*seen, strict=True):
+        assert list(a) == list(b), told
+        for name in a:
+            torch.testing.assert_close(
+                a[name], b[name], rtol=1e-9, atol=1e-13, msg=lambda text, name=name: f"{told} {name}: {text}"
+            )
+
+
+def compare(configs: Sequence[Config]) -> tuple[list[Learner], list[Learner]]:
+    """Train the same learners as a stack and one by one, and find them the same."""
+    found, histories = [], []
+    for kind in ("stack", "one by one"):
+        learners, batches = build(configs)
+        program: Program = stacked(learners, batches) if kind == "stack" else OneByOne(learners, batches)
+        histories.append(train(program, batches))
+        found.append(learners)
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, histories)
+    return found[0], found[1]
+
+
+# --- a stack computes what each model does alone
+
+FEW_METHODS = ("finetune", "dhp+si", "online-ewc", "dhp+mas")
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"), [(kind, "mlp") for kind in KINDS] + [("mixture", "cnn"), ("imbalanced", "cnn")]
+)
+def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
+    changes = {"network": network, "epochs": 2, "trials": 2}
+    if network == "cnn":
+        changes |= {"epochs": 1, "trials": 1, "batch_size": 20}
+    methods = METHODS if network == "mlp" else FEW_METHODS  # convolutions take long on a CPU
+    configs = [config_of(kind, method, **changes) for method in methods]
+    assert len(architectures(build(configs)[0])) == 1, "matched and plastic heads are one section"
+    learners, _ = compare(configs)
+    if kind == "imbalanced" and network == "mlp":
+        lengths = {len(learner.outcome.records) for learner in learners}
+        assert len({len(s[0].train) for s in streams_of(configs[0])}) == 2, lengths
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"baseline_head": "plain"},
+        {"alpha": "uniform"},
+        {"alpha": "uniform", "regularize_alpha": True, "penalty_step": "gradient"},
+        {"penalty_step": "gradient", "strength": 0.5},
+        {"regularize_alpha": True},
+        {"baseline_trace": 2.0},
+        {"eta_range": "unbounded", "eta": 0.3},
+        {"fisher_labels": "exact"},
+        {"fisher_labels": "sampled"},
+        {"hidden": [7, 5], "leaky_slope": 0.3},
+    ],
+    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_a_stack_is_each_alone_with_every_head_and_step(changes: dict[str, Any]) -> None:
+    configs = []
+    for method in METHODS:
+        own = {n: v for n, v in changes.items() if n != "strength" or config_of("split", method).penalty}
+        configs.append(config_of("split", method, epochs=1, **own))
+    compare(configs)
+
+
+GRID = {
+    "dhp+si": [{"strength": 0.3}, {"strength": 30.0}, {"xi": 0.01}, {"eta": 0.5}, {"learning_rate": 0.03}],
+    "ewc": [{"fisher_labels": "sampled", "strength": 10.0}, {"fisher_labels": "sampled", "strength": 90.0}],
+    "dhp+online-ewc": [{"gamma": 0.1}, {"gamma": 0.9, "strength": 5.0}, {"penalty_step": "gradient", "strength": 0.1}],
+    "mas": [{}, {"strength": 9.0, "learning_rate": 0.005}, {"baseline_trace": 3.0}],
+}
+
+
+def test_every_value_of_a_grid_is_a_model_s_own() -> None:
+    configs = [
+        config_of("permuted", method, num_tasks=3, trials=1, **values)
+        for method, all_ in GRID.items()
+        for values in all_
+    ]
+    together, _ = compare(configs)
+    for config, learner in zip(configs, together, strict=True):
+        (alone,), batches = build([config])
+        train(stacked([alone], batches), batches)
+        assert_close(learner, alone)
+    assert len({repr(learner.outcome.records[-1]) for learner in together}) == len(configs), "each value tells"
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_a_stack_of_many_is_as_many_stacks_of_one(network: str) -> None:
+    methods = ("finetune", "dhp+si", "ewc", "dhp+mas")[: 4 if network == "mlp" else 2]
+    configs = [config_of("imbalanced", m, network=network, epochs=1, batch_size=16) for m in methods]
+    together, batches = build(configs)
+    train(stacked(together, batches), batches)
+    for learner in together:
+        (alone,), batches = build([learner.config.replace(trials=1, first_trial=learner.trial)])
+        train(stacked([alone], batches), batches)
+        assert alone.outcome.rows == learner.outcome.rows
+        for name, tensor in state_of(alone).items():
+            torch.testing.assert_close(state_of(learner)[name], tensor, rtol=1e-11, atol=1e-14)
+
+
+# --- the steady trace and weights in force: three ways to take a step
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "steady": STEADY,
+    "steady, gradient": {**STEADY, "penalty_step": "gradient"},
+    "steady, uniform": {**STEADY, "alpha": "uniform"},
+    "steady, alpha held too": {**STEADY, "regularize_alpha": True},
+    "steady, alpha held too, gradient": {**STEADY, "regularize_alpha": True, "penalty_step": "gradient"},
+    "scaled and learned": {**STEADY, "trace_gradient": True, "learn_eta": True, "trace_centred": False},
+    "in force, as in the paper": {"protect": "in-force", "alpha_init": 0.5},
+    "examined only": {**STEADY, "mask_training": False, "examine": "validation"},
+    "he": {**STEADY, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3},
+}
+
+
+def contracted(learners: Sequence[Learner], batches: Batches) -> OneByOne:
+    """Steps by the penalties' own methods, as in anybody's loop."""
+    program = OneByOne(learners, batches)
+    program.descents = [ContractDescent(learner) for learner in learners]
+    return program
+
+
+def factored(learners: Sequence[Learner], batches: Batches) -> OneByOne:
+    program = OneByOne(learners, batches)
+    assert all(isinstance(descent, FactoredDescent) for descent in program.descents)
+    return program
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_is_the_same_by_hand_in_factors_and_in_a_stack(form: str) -> None:
+    """With a large η, and all classes in every task: where classes do not come back, no anchor ever moves."""
+    changes = {"epochs": 1, "trials": 1, "num_tasks": 2, "hidden": [9, 8], "batch_size": 5, **FORMS[form], "eta": 0.2}
+    kind = "split" if "mask_training" in changes else "permuted"
+    configs = [config_of(kind, method, **changes) for method in ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")]
+    found, histories, moved = [], [], []
+    for make in (contracted, factored, stacked):
+        learners, batches = build(configs)
+        fast = learners[1].penalty.fast["head.weight"]
+        histories.append(train(make(learners, batches), batches, lambda moves, f=fast: moved.append(f().detach())))
+        found.append(learners)
+    assert len(architectures(found[0])) == 1
+    for one, other in pairwise(moved):
+        assert not torch.equal(one, other), "the fast part moves, and the anchors with it"
+    for by_hand, *others in zip(*found, strict=True):
+        told = by_hand.config.method
+        assert by_hand.outcome.diverged is None
+        assert by_hand.config.penalty is None or set(by_hand.penalty.fast) == {"head.weight"}
+        expected = histories[0][id(by_hand)]
+        for history, other in zip(histories[1:], others, strict=True):
+            assert other.outcome.rows == by_hand.outcome.rows, told
+            assert other.outcome.untrained == by_hand.outcome.untrained, told
+            for a, b in zip(expected, history[id(other)], strict=True):
+                for name in a:
+                    if not name.startswith("penalty.before"):  # what only a loop of one's own needs
+                        difference = (a[name] - b[name]).abs().max()
+                        assert difference <= 1e-12 * max(1, a[name].abs().max()), f"{told} {name}: {difference}"
+    states = [history[id(learners[1])] for history, learners in zip(histories, found, strict=True)]
+    path = [abs(state["penalty.path.head.weight"]).max() for state in states[0][:-1]]
+    assert max(path) > 1e-6, "and 1e-12 is small beside what SI follows"
+
+
+def test_steady_methods_share_a_stack_with_baselines_and_each_keeps_its_own_eta_and_step() -> None:
+    configs = [
+        config_of("permuted", "dhp+si", epochs=1, **STEADY),
+        config_of("permuted", "dhp+si", epochs=1, **{**STEADY, "learn_eta": True}),
+        config_of("permuted", "dhp+mas", epochs=1, **{**STEADY, "protect": "slow"}),
+        config_of("permuted", "dhp+mas", epochs=1, **{**STEADY, "penalty_step": "gradient"}),
+        config_of("permuted", "dhp", epochs=1, learn_eta=False),
+        config_of("permuted", "dhp", epochs=1),
+        config_of("permuted", "si", epochs=1, protect="in-force"),
+    ]
+    sizes = [len(group) for group in architectures(build(configs)[0])]
+    assert sum(sizes) == 2 * len(configs)
+    assert len(sizes) > 1, "traces that are read otherwise, and anchors that move at another moment, are other sections"
+    learners, _ = compare(configs)
+    etas = [learner.outcome.records[-1].eta for learner in learners[: len(configs)]]
+    assert etas[4] == np.float32(0.001), "as it was made"
+    assert etas[5] != pytest.approx(0.001, rel=1e-6)
+    assert etas[0] == np.float32(STEADY["eta"])
+
+
+# --- models never mix
+
+
+MIXED = ("finetune", "dhp", "si", "dhp+si", "ewc", "dhp+mas")
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Learner]:
+    learners, batches = build([config_of("imbalanced", method) for method in MIXED])
+    train(stacked(learners, batches), batches)
+    return learners
+
+
+def assert_untouched(one: Learner, other: Learner) -> None:
+    """The same, bit for bit."""
+    assert repr(one.outcome) == repr(other.outcome)
+    for (name, a), (_, b) in zip(state_of(one).items(), state_of(other).items(), strict=True):
+        assert torch.equal(a, b), f"{one.config.method} {one.trial} {name}"
+
+
+@pytest.mark.parametrize("which", [0, 3, 8, 11])
+def test_another_model_in_a_stack_changes_nothing_for_its_neighbours(which: int, undisturbed: list[Learner]) -> None:
+    learners, batches = build([config_of("imbalanced", method) for method in MIXED])
+    with torch.no_grad():
+        for theta in learners[which].model.parameters():
+            theta.mul_(1.5)
+    train(stacked(learners, batches), batches)
+    for place, (one, other) in enumerate(zip(learners, undisturbed, strict=True)):
+        if place != which:
+            assert_untouched(one, other)
+        else:
+            assert one.outcome.records[-1].loss != other.outcome.records[-1].loss
+
+
+@pytest.mark.parametrize("which", [0, 5, 8])
+def test_a_model_that_is_lost_takes_no_neighbour_with_it(which: int, undisturbed: list[Learner]) -> None:
+    learners, batches = build([config_of("imbalanced", method) for method in MIXED])
+    program = stacked(learners, batches)
+
+    def disturb(moves: int) -> None:
+        if moves == 4:  # in the first epoch, after a few pieces
+            with torch.no_grad():
+                next(learners[which].model.parameters())[0].fill_(float("nan"))
+
+    train(program, batches, disturb)
+    for place, (one, other) in enumerate(zip(learners, undisturbed, strict=True)):
+        if place != which:
+            assert_untouched(one, other)
+    lost = learners[which].outcome.diverged
+    assert lost is not None
+    assert lost.task == 0
+    assert 0 < lost.step < 8
+    assert learners[which].outcome.rows == []
+    assert program.finite().tolist() == [place != which for place in range(len(learners))]
+
+
+def test_values_of_the_order_of_models_do_not_matter() -> None:
+    configs = [config_of("split", method, epochs=1) for method in MIXED]
+    found = []
+    for order in (configs, configs[::-1]):
+        learners, batches = build(order)
+        train(stacked(learners, batches), batches)
+        found.append({(learner.config.method, learner.trial): learner for learner in learners})
+    for key, learner in found[0].items():
+        assert_close(learner, found[1][key])
+
+
+# --- kept and continued
+
+
+class Stop(Exception):
+    """Stands for whatever ends a process."""
+
+
+@pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 3), (1, 0, 0), (1, 1, 1)])
+def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr("engram.engine.unit.choose_program", lambda *given: choose_program(*given[:2], GPU))
+    configs = [config_of("imbalanced", method, batch_size=8) for method in ("dhp+si", "ewc", "finetune")]
+
+    def learn(checkpoints: CheckpointFolder | None) -> list:
+        setting = Setting("cpu", "float64", checkpoints=checkpoints)
+        results = run_on(configs, [few(60)], setting, lambda progress: None)
+        return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
+
+    straight = learn(None)
+    save = Checkpoints.save
+
+    def save_and_stop(self: Checkpoints, *given: Any) -> None:
+        place = given[-1]
+        if (place.task, place.epoch, place.piece) == stop_at:
+            save(self, *given)
+            self.wait()
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_and_stop)
+        with pytest.raises(Stop):
+            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    assert learn(CheckpointFolder(tmp_path)) == straight
+
+
+def test_a_model_in_a_stack_is_saved_and_loaded_like_any_other() -> None:
+    learners, batches = build([config_of("split", method, epochs=1) for method in ("dhp+si", "finetune")])
+    program = stacked(learners, batches)
+    train(program, batches)
+    (section,) = program.sections
+    kept = {name: tensor.clone() for name, tensor in learners[2].model.state_dict().items()}
+    assert all(torch.equal(kept[name], theta[2]) for name, theta in section.rows.parameters.items())
+    accuracy = program.evaluate([0])[:, 0].tolist()
+    learners[2].model.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in kept.items()})
+    assert not section.rows.parameters["head.weight"][2].any()
+    assert section.rows.parameters["head.weight"][3].any()
+    learners[2].model.load_state_dict(kept)
+    assert program.evaluate([0])[:, 0].tolist() == accuracy
+    fresh = build([config_of("split", "dhp+si")])[0][0].model
+    fresh.load_state_dict(kept)
+    inputs = example_of(batches)[0]
+    assert torch.equal(fresh.eval()(inputs), learners[2].model.eval()(inputs))
+
+
+def test_a_stack_follows_the_path_of_si_in_the_penalty_s_own_tensors() -> None:
+    learners, batches = build([config_of("split", method, epochs=1) for method in ("si", "dhp+si", "mas")])
+    program = stacked(learners, batches)
+    program.begin_task(0)
+    (section,) = program.sections
+    step = section.steps["head.weight"]
+    assert step.followed.tolist() == [0, 1, -1, 2, 3, -1]
+    step.path[1].fill_(7.0)
+    assert (learners[1].penalty.path["head.weight"] == 7).all()
+    assert not learners[0].penalty.path["head.weight"].any()
+    alpha = section.steps["head.alpha"]
+    assert alpha.followed.tolist() == [0, -1, -1, 1, -1, -1], "a matched head's second weights are slow"
+
+
+# --- what can be mapped, and what cannot
+
+
+class BatchNormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(256, 10)
+        self.norm = nn.BatchNorm1d(10)
+        self.second = nn.Linear(10, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.norm(self.first(inputs.flatten(1)))))
+
+
+class Tied(nn.Module):
+    """One weight, used twice, and one that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(256, 9)
+        self.again = nn.Linear(9, 9)
+        self.more = nn.Linear(9, 9)
+        self.more.weight = self.again.weight
+        self.more.bias.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.more(torch.relu(self.again(torch.relu(self.enter(inputs.flatten(1))))))
+
+
+class Unused(nn.Module):
+    """A parameter and layers that nothing depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 8)
+        self.idle = nn.Linear(8, 8)
+        self.vain = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.layer(inputs.flatten(1)))
+        self.vain(hidden)
+        return hidden
+
+
+class Choosy(nn.Module):
+    """Looks at values to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layer(inputs.flatten(1))
+        return torch.relu(hidden) if inputs.sum() > 0 else torch.tanh(hidden)
+
+
+class Replacing(nn.Module):
+    """Counts its calls in a buffer that it replaces rather than writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.calls = self.calls + 1
+        return torch.tanh(self.layer(inputs.flatten(1)))
+
+
+@pytest.mark.parametrize("make", [BatchNormed, Tied, Unused])
+def test_a_module_of_ones_own_is_mapped(make: type[nn.Module]) -> None:
+    configs = [config_of("own", method, network="own") for method in ("finetune", "dhp+si", "dhp+mas", "ewc")]
+    found = []
+    for kind in ("one by one", "stack"):
+        learners, batches = build(configs, make)
+        program: Program = stacked(learners, batches) if kind == "stack" else OneByOne(learners, batches)
+        train(program, batches)
+        found.append(learners)
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other)
+    if make is BatchNormed:
+        norm = found[0][0].model.features.norm
+        assert int(norm.num_batches_tracked) == 2 * (2 + 2)
+        assert norm.running_mean.any()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(Choosy, "data-dependent control flow"), (Replacing, "replaces its buffer 'features.calls'")],
+)
+def test_a_module_that_cannot_be_mapped_says_why_and_trains_one_by_one(make: type[nn.Module], words: str) -> None:
+    configs = [config_of("own", method, network="own", epochs=1) for method in ("dhp+si", "finetune")]
+    learners, batches = build(configs, make)
+    before = [state_of(learner) for learner in learners]
+    (group,) = architectures(learners)
+    reason = reason_against_mapping(group, example_of(batches), None)
+    assert reason is not None
+    assert words in reason
+    for learner, state in zip(learners, before, strict=True):  # it was found out on copies
+        assert all(torch.equal(tensor, state[name]) for name, tensor in state_of(learner).items())
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, OneByOne)
+    assert [note for note in notes if note.startswith("dhp+si, finetune: cannot be stacked and train one by one")]
+    train(program, batches)
+    others, batches = build(configs, make)
+    train(OneByOne(others, batches), batches)
+    for one, other in zip(learners, others, strict=True):
+        assert_untouched(one, other)
+
+
+class Watching(MAS):
+    """Steps as MAS does, and counts the steps."""
+
+    seen = 0
+
+    def after_step(self) -> None:
+        self.seen += 1
+
+
+class Scaled(MAS):
+    """An importance of its own, that can be mapped, with a number and a word of its own for each model."""
+
+    def __init__(self, model: nn.Module, *, strength: float, scale: float, kind: str = "up"):
+        super().__init__(model, strength=strength)
+        self.scale = scale
+        self.kind = kind
+
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        factor = self.scale if self.kind == "up" else 1 / self.scale
+        return {name: factor * omega for name, omega in super().importance(batches, classes).items()}
+
+
+class Looking(MAS):
+    """An importance that looks at values, so that it cannot be mapped."""
+
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        found = super().importance(batches, classes)
+        return {name: omega / float(omega.max() + 1) for name, omega in found.items()}
+
+
+class Growing(MAS):
+    """An importance that depends on what was remembered before."""
+
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        found = super().importance(batches, classes)
+        for term in self.terms:
+            found = {name: omega + 0.5 * term.importance[name] for name, omega in found.items()}
+        return found
+
+
+class Held(MAS):
+    """An importance by a tensor that each model has its own of."""
+
+    def __init__(self, model: nn.Module, *, strength: float, factor: float):
+        super().__init__(model, strength=strength)
+        self.factor = torch.tensor(factor, dtype=torch.float64)
+
+    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+        return {name: self.factor * omega for name, omega in super().importance(batches, classes).items()}
+
+
+class Halving(MAS):
+    """A consolidation of its own."""
+
+    def consolidate(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> None:
+        self.remember({name: omega / 2 for name, omega in self.importance(batches, classes).items()})
+
+
+def with_penalties(make: Sequence[Callable[[nn.Module], Penalty]]) -> tuple[list[Learner], Batches]:
+    """A learner of each trial for each of the penalties, beside one with its own."""
+    configs = [config_of("own", "dhp+mas", strength=0.5 + i) for i in range(len(make) + 1)]
+    learners, batches = build(configs)
+    for place, learner in enumerate(learners):
+        kind = place % len(configs)
+        if kind < len(make):
+            learner.penalty = make[kind](learner.model)
+    return learners, batches
+
+
+def test_a_penalty_that_looks_at_each_step_trains_one_by_one_beside_a_stack() -> None:
+    make = [lambda model: Watching(model, strength=0.5)]
+    learners, batches = with_penalties(make)
+    assert [len(group) for group in architectures(learners)] == [2, 2]
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, SideBySide)
+    assert [type(part) for part in program.programs] == [Mapped, OneByOne]
+    assert "Watching has a `after_step` of its own" in notes[-1]
+    train(program, batches)
+    others, batches = with_penalties(make)
+    train(OneByOne(others, batches), batches)
+    for one, other in zip(learners, others, strict=True):
+        assert_close(one, other)
+    assert [learner.penalty.seen for learner in learners if isinstance(learner.penalty, Watching)] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("make", "note"),
+    [
+        ([lambda m: Scaled(m, strength=0.5, scale=3.0), lambda m: Scaled(m, strength=0.5, scale=9.0)], None),
+        ([lambda m: Scaled(m, strength=1, scale=3.0), lambda m: Scaled(m, strength=1, scale=3.0, kind="down")], None),
+        ([lambda m: Looking(m, strength=0.5)], "the importances of Looking are computed for one model after another"),
+        ([lambda m: Growing(m, strength=0.5), lambda m: Growing(m, strength=3.0)], "the importances of Growing are"),
+        ([lambda m: Held(m, strength=0.5, factor=2.0), lambda m: Held(m, strength=0.5, factor=8.0)], "of Held are"),
+        ([lambda m: EWC(m, strength=5.0, labels="sampled", seed=3)], "the importances of EWC are"),
+        ([lambda m: EWC(m, strength=5.0, labels="exact")], None),
+        ([lambda m: Halving(m, strength=0.5)], "Halving"),
+    ],
+    ids=["number", "word", "values", "terms", "tensor", "sampled", "exact", "consolidate"],
+)
+def test_a_penalty_s_own_importance_is_right_whether_it_can_be_mapped_or_not(
+    make: list[Callable[[nn.Module], Penalty]], note: str | None
+) -> None:
+    learners, batches = with_penalties(make)
+    program, notes = choose_program(learners, batches, GPU)
+    train(program, batches)
+    others, batches = with_penalties(make)
+    train(OneByOne(others, batches), batches)
+    for one, other in zip(learners, others, strict=True):
+        assert_close(one, other)
+    said = [*notes[1:], *program.notes]  # the first is about Triton
+    assert (len(said) > 0) == (note is not None), said
+    assert note is None or all(note in line for line in said)
+
+
+def test_learners_are_grouped_by_what_can_be_called_as_one() -> None:
+    base = config_of("split", "finetune", trials=1)
+    configs = [
+        base,
+        base.replace(baseline_head="plain"),
+        config_of("split", "dhp+si", trials=1, strength=3.0, eta=0.5, learning_rate=0.5, xi=1.0),
+        config_of("split", "dhp", trials=1, alpha="uniform"),
+        config_of("split", "dhp", trials=1, eta_range="unbounded"),
+        base.replace(hidden=[7]),
+        base.replace(leaky_slope=0.5),
+        config_of("split", "ewc", trials=1, penalty_step="gradient"),
+    ]
+    learners, _ = build(configs)
+    place = {id(learner): i for i, learner in enumerate(learners)}
+    groups = [[place[id(learner)] for learner in group] for group in architectures(learners)]
+    assert sorted(groups) == [[0, 2, 7], [1], [3], [4], [5], [6]]
+
+
+# --- parts
+
+
+def models(num: int = 3) -> list[nn.Module]:
+    return [nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)) for _ in range(num)]
+
+
+def test_rows_and_models_are_views_of_each_other() -> None:
+    own = models()
+    before = copy.deepcopy(own)
+    rows = Rows(own)
+    assert list(rows.parameters) == [name for name, _ in own[0].named_parameters()]
+    assert list(rows.buffers) == [name for name, _ in own[0].named_buffers()]
+    for row, (model, twin) in enumerate(zip(own, before, strict=True)):
+        for name, theta in twin.named_parameters():
+            assert torch.equal(rows.parameters[name][row], theta)
+        with torch.no_grad():
+            model[0].weight.fill_(row)
+    assert rows.parameters["0.weight"][:, 0, 0].tolist() == [0, 1, 2]
+    rows.parameters["2.bias"][1].fill_(5.0)
+    assert (own[1][2].bias == 5).all()
+    assert not (own[0][2].bias == 5).any()
+    own[2].train()(torch.rand(6, 3))
+    assert rows.buffers["1.num_batches_tracked"].tolist() == [0, 0, 1]
+    assert all(isinstance(theta, nn.Parameter) and theta.requires_grad for theta in own[0].parameters())
+    rows.buffers["1.running_mean"][1, 0] = float("inf")
+    assert rows.finite().tolist() == [True, False, True]
+    with torch.no_grad():
+        own[0][0].weight[0, 0] = float("nan")
+    assert rows.finite().tolist() == [False, False, True]
+
+
+def test_a_tied_weight_stays_tied_in_rows() -> None:
+    own = [Tied() for _ in range(2)]
+    rows = Rows(own)
+    assert "again.weight" in rows.parameters
+    assert "more.weight" not in rows.parameters
+    rows.parameters["again.weight"][1].zero_()
+    assert own[1].more.weight is own[1].again.weight
+    assert not own[1].more.weight.any()
+    assert own[0].more.weight.any()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)),
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2)),
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double(),
+    ],
+)
+def test_rows_refuse_unlike_models(other: nn.Module) -> None:
+    with pytest.raises(InputError, match="differ in the names or shapes"):
+        Rows([*models(1), other])
+
+
+def test_a_step_is_what_its_formula_says() -> None:
+    torch.manual_seed(0)
+    theta, gradient = torch.rand(4, 2, 3, dtype=torch.float64), torch.rand(4, 2, 3, dtype=torch.float64)
+    gain, shift, path = (torch.rand(2, 2, 3, dtype=torch.float64) for _ in range(3))
+    step = Step(
+        rate=torch.tensor([0.1, 0.2, 0.3, 0.0], dtype=torch.float64),
+        proximal=torch.tensor([1, 1, 0, 0], dtype=torch.int32),
+        gain=gain,
+        shift=shift,
+        held=torch.tensor([-1, 0, 1, -1], dtype=torch.int32),
+        path=path.clone(),
+        followed=torch.tensor([-1, 1, 0, -1], dtype=torch.int32),
+    )
+    taken = theta.clone()
+    take_step(taken, gradient, step)
+    expected = [
+        theta[0] - 0.1 * gradient[0],
+        gain[0] * (theta[1] - 0.2 * gradient[1]) + shift[0],
+        gain[1] * theta[2] + shift[1] - 0.3 * gradient[2],
+        theta[3],
+    ]
+    torch.testing.assert_close(taken, torch.stack(expected))
+    torch.testing.assert_close(step.path[1], path[1] - gradient[1] * (expected[1] - theta[1]))
+    torch.testing.assert_close(step.path[0], path[0] - gradient[2] * (expected[2] - theta[2]))
+    some = theta[1:3].clone()
+    take_step(some, gradient[1:3], step[1:3])
+    torch.testing.assert_close(some, torch.stack(expected[1:3]))
+
+
+def test_a_weight_that_was_frozen_since_is_not_pulled() -> None:
+    learners, _ = build([config_of("split", "mas", epochs=1)])
+    for learner in learners:
+        penalty = learner.penalty
+        penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+    learners[0].model.features[1].requires_grad_(False)
+    rows = Rows([learner.model for learner in learners])
+    step = steps_of(learners, rows.parameters)["features.1.weight"]
+    assert step.held.tolist() == [-1, 0]
+    assert step.rate.tolist() == [0, learners[1].config.learning_rate]
+
+
+def test_steps_have_rows_for_those_models_only_that_need_them() -> None:
+    learners, batches = build([config_of("own", m, trials=1) for m in ("finetune", "mas", "dhp+si", "ewc", "dhp")])
+    program = stacked(learners, batches)
+    (section,) = program.sections
+    steps = steps_of(learners, section.rows.parameters)
+    assert steps["features.1.weight"].held.tolist() == [-1] * 5
+    assert steps["head.eta"].rate.tolist() == [0.0, 0.0, 0.01, 0.0, 0.01], "a matched head has no η to train"
+    program.begin_task(0)
+    program.consolidate(0)
+    steps = steps_of(learners, section.rows.parameters)
+    assert steps["features.1.weight"].held.tolist() == [-1, 0, 1, 2, -1]
+    assert steps["features.1.weight"].gain.shape == (3, 12, 256)
+    assert steps["features.1.weight"].followed.tolist() == [-1, -1, 0, -1, -1]
+    assert steps["head.alpha"].held.tolist() == [-1, 0, -1, 1, -1], "a trace's coefficients are left free"
+    assert steps["head.alpha"].path.numel() == 0
+    pull = learners[3].penalty.pull(0.01, "proximal")
+    assert torch.equal(steps["head.alpha"].gain[1], pull.gain["head.alpha"])
+    assert torch.equal(steps["head.alpha"].shift[1], pull.shift["head.alpha"])
+
+
+def test_a_portion_is_halved_until_it_fits_and_that_is_kept() -> None:
+    notes: list[str] = []
+    portion = Portion(100, "an evaluation", notes)
+    tried = []
+
+    def work(at_once: int) -> str:
+        tried.append(at_once)
+        if at_once > 6:
+            raise torch.cuda.OutOfMemoryError("no more")
+        return "done"
+
+    assert portion.fitting(work, 4) == "done"
+    assert tried == [25, 12, 6]
+    assert notes == [
+        f"an evaluation takes {count} samples at a time, as more do not fit into memory" for count in (12, 6)
+    ]
+    tried.clear()
+    assert portion.fitting(work, 4) == "done"
+    assert tried == [6]
+    assert len(notes) == 2
+    tried.clear()
+    assert portion.fitting(work, 1000) == "done"
+    assert tried == [1], "never less than one"
+
+    def hopeless(at_once: int) -> None:
+        raise torch.cuda.OutOfMemoryError("never")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        portion.fitting(hopeless, 4)
+
+
+def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [config_of("permuted", method, epochs=1) for method in ("dhp+mas", "ewc", "dhp")]
+    whole, batches = build(configs)
+    train(stacked(whole, batches), batches)
+    parts, batches = build(configs)
+    program = stacked(parts, batches)
+    evaluate = type(program.sections[0]).logits
+
+    def logits(self: Any, inputs: Tensor, shared: bool) -> Tensor:
+        if inputs.shape[-4] > 13:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return evaluate(self, inputs, shared)
+
+    monkeypatch.setattr(type(program.sections[0]), "logits", logits)
+    program.weighed.samples = 2 * 7
+    train(program, batches)
+    for one, other in zip(whole, parts, strict=True):
+        assert_close(one, other)
+    assert program.notes
+    assert all(note.startswith("an evaluation takes") for note in program.notes)
+
+
+# --- memory
+
+
+def test_what_a_learner_takes_grows_with_all_it_consists_of() -> None:
+    def size(kind: str, method: str, **changes: object) -> int:
+        learners, batches = build([config_of(kind, method, trials=1, **changes)])
+        return bytes_of(learners[0], example_of(batches)[0])
+
+    assert size("own", "finetune") < size("own", "finetune", hidden=[24]) < size("own", "finetune", hidden=[24, 24])
+    assert size("own", "finetune") < size("own", "mas") < size("own", "si")
+    assert size("permuted", "ewc", num_tasks=2) < size("permuted", "ewc", num_tasks=9)
+    assert size("own", "dhp", batch_size=16) < size("own", "dhp", batch_size=64)
+    assert size("own", "dhp") < size("own", "dhp", network="cnn")
+    assert tensors_per_weight(config_of("own", "dhp")) == 2
+
+
+def test_data_that_trials_share_count_once() -> None:
+    sizes = [bytes_of_data(build([config_of("permuted", "dhp", trials=trials)])[1]) for trials in (1, 3)]
+    assert sizes[0] == sizes[1] == (40 + 30) * (784 + 8)
+
+
+def test_a_stack_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [config_of("permuted", method, trials=1) for method in ("finetune", "si")]
+
+    def limit(free: int | None) -> int | None:
+        monkeypatch.setattr(choose, "free_bytes", lambda device: free)
+        return largest_stack(configs, lambda c: build([configs[c]]), CPU)
+
+    learners, batches = build([configs[1]])
+    one = bytes_of(learners[0], example_of(batches)[0])
+    assert limit(None) is None
+    assert limit(0) == 1
+    assert limit(bytes_of_data(batches) + int(10.1 * one / choose.SHARE_OF_MEMORY)) == 10
+    limits = [limit(free) for free in range(0, 10**8, 10**7)]
+    assert limits == sorted(limits)
+
+
+def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [config_of("permuted", method, epochs=1, trials=3) for method in ("finetune", "dhp+si")]
+    seen: list[Progress] = []
+    whole = run_on(configs, [few()], Setting("cpu", "float64"))
+    learners, batches = build([configs[1].replace(trials=1)])
+    room = bytes_of_data(batches) + int(2.5 * bytes_of(learners[0], example_of(batches)[0]) / choose.SHARE_OF_MEMORY)
+    monkeypatch.setattr(choose, "free_bytes", lambda device: room)
+    divided = run_on(configs, [few()], Setting("cpu", "float64"), seen.append)
+    assert [progress.note for progress in seen if progress.note] == ["6 models in 3 stacks: 2 + 2 + 2"]
+    for one, other in zip(whole, divided, strict=True):
+        assert np.array_equal(one.accuracy, other.accuracy, equal_nan=True)
+        assert repr(one.dynamics) == repr(other.dynamics)
+
+
+def test_what_is_free_is_known_where_it_can_be() -> None:
+    free = choose.free_bytes(CPU)
+    assert free is None or free > 0
+    assert choose.free_bytes(torch.device("meta")) is None
+    assert choose.load_kernels(torch.float64) is None
+
+
+def test_without_kernels_the_loss_is_pytorch_s_own() -> None:
+    from engram.engine.gpu.layers import cross_entropy
+
+    logits, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([1, 2, 1, 2, 2])
+    expected = F.cross_entropy(logits[:, 1:3], targets - 1)
+    torch.testing.assert_close(cross_entropy(logits, targets, (1, 2), None), expected)
+
+
+def test_a_capture_minds_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others draw the next order into pinned memory meanwhile, which would else spoil the capture."""
+    asked: list[dict[str, Any]] = []
+    taken: list[tuple[int, ...]] = []
+
+    @contextmanager
+    def graph(captured: object, **options: Any) -> Iterator[None]:
+        asked.append(options)
+        assert taken == []
+        yield
+        assert taken == [(0, 2, 16)], "the step is within the capture"
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    learners, batches = build([config_of("permuted", "dhp")])
+    program = stacked(learners, batches)
+    monkeypatch.setattr(program, "_step", lambda *key: taken.append(key))
+    program._captured(0, 2, 16)
+    assert asked == [{"capture_error_mode": "thread_local"}]

@@ -1,0 +1,249 @@
+"""`engram bench`: what is measured, how times become ratios, and the record that it leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engram.bench import avalanche, floor, timing
+from engram.bench.memory import memory_of
+from engram.bench.record import memory_table, speed_table, to_markdown
+from engram.bench.run import FLOOR, MIX, PLAIN, Findings, Plan, Speed, busy_notes, run_bench
+from engram.bench.timing import FEWEST_ROUNDS, ROUNDS, Contestant, Timing, measure
+from engram.bench.workload import HEADS, PENALTIES, WORKLOADS
+from engram.cli.main import main
+from engram.common.errors import InputError
+from engram.config.settings import PAPER_METHODS
+
+CPU = torch.device("cpu")
+
+
+def engram(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def found() -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "ROUNDS", 3)
+        return run_bench(Plan(device="cpu", networks=("mlp",), sizes=(1, 2), penalties=("none", "si"), seconds=0.01))
+
+
+# --- what is measured
+
+
+def test_every_head_and_penalty_is_a_contestant_beside_floor_and_plain_loop(found: Findings) -> None:
+    alone = {speed.name for speed in found.speeds if speed.size == 1}
+    assert {FLOOR, PLAIN} < alone
+    assert {f"engram {head}, {penalty}" for head in HEADS for penalty in ("none", "si")} < alone
+    assert [speed.name for speed in found.speeds if speed.size == 2] == [MIX]
+
+
+def test_ratios_are_those_of_the_times(found: Findings) -> None:
+    floor_ms, plain_ms = found.speed("mlp", FLOOR).ms, found.speed("mlp", PLAIN).ms
+    for speed in found.speeds:
+        if speed.size == 1:
+            assert speed.to_floor == pytest.approx(speed.ms / floor_ms)
+            assert speed.to_plain == pytest.approx(speed.ms / plain_ms)
+    several = Speed("mlp", MIX, 8, Timing((0.016,) * 3), floor_ms=12.8, plain_ms=2.5)
+    assert (several.ms, several.us_per_model, several.to_floor, several.to_plain) == pytest.approx(
+        (16, 2000, 1.25, 0.8)
+    )
+
+
+def test_floor_counts_the_products_of_forward_and_backward_passes() -> None:
+    weights = (784 * 400, 400 * 400, 400 * 10)
+    assert floor.flops_of(WORKLOADS["mlp"]) == 64 * 2 * (3 * sum(weights) - weights[0])
+    convolutions = (28 * 28 * 20 * 75, 10 * 10 * 50 * 500)
+    linear = (1250 * 500, 500 * 50)
+    assert floor.flops_of(WORKLOADS["cnn"]) == 32 * 2 * (3 * sum(convolutions + linear) - convolutions[0])
+
+
+def test_floor_of_a_stack_counts_what_its_models_must_move() -> None:
+    mlp = WORKLOADS["mlp"]
+    weights = (784 * 400, 400 * 400, 400 * 10)
+    plain = 4 * (4 * sum(weights) - weights[0])
+    assert floor.traffic_of(mlp, [mlp.config("plain", "none")], 4) == plain
+    assert floor.traffic_of(mlp, [mlp.config("plain", "mas")], 4) == plain + 4 * 2 * sum(weights)
+    assert floor.traffic_of(mlp, [mlp.config("dhp", "si")] * 3, 4) == 3 * (plain + 4 * 4 * sum(weights))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_floor_and_plain_loop_have_the_same_products(name: str) -> None:
+    """By the operations that PyTorch itself counts."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from engram.bench.loops import plain_loop
+
+    workload = WORKLOADS[name]
+    counted = {}
+    for kind, make in (("floor", floor.one_network), ("plain", plain_loop)):
+        take = make(workload, CPU, torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            take(1)
+        counted[kind] = counter.get_total_flops()
+    assert counted["floor"] == counted["plain"] == floor.flops_of(workload)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_penalties_are_in_force(name: str, head: str, penalty: str) -> None:
+    workload = WORKLOADS[name]
+    config = workload.config(head, penalty)
+    assert config.plastic == (head == "dhp")
+    learner = workload.learner(config, 0, CPU, torch.float32)
+    assert (learner.penalty.pull(0.01) is not None) == (penalty != "none")
+
+
+def test_a_mixed_stack_is_the_papers_methods_trial_after_trial() -> None:
+    models = WORKLOADS["mlp"].mixed(80, PENALTIES)
+    assert [config.method for config, _ in models[:8]] == list(PAPER_METHODS)
+    assert [trial for _, trial in models] == [k // 8 for k in range(80)]
+
+
+def test_memory_counts_each_tensor_once() -> None:
+    mlp = WORKLOADS["mlp"]
+    si = mlp.learner(mlp.config("dhp", "si"), 0, CPU, torch.float32)
+    weights = 4 * sum(theta.numel() for theta in si.penalty.parameters.values())
+    held = memory_of(si)
+    assert held.parameters == weights + 4 * (4000 + 1)  # α and η
+    assert held.traces == 4 * 4000
+    assert (held.importances, held.anchors, held.pulls) == (weights, weights, 2 * weights)
+    assert held.paths == 2 * weights  # path and start; the step before has no copy of its own yet
+    assert held.total == held.parameters + held.traces + 6 * weights
+
+
+# --- times
+
+
+def test_contestants_take_turns_and_slow_ones_play_fewer_rounds() -> None:
+    turns: list[str] = []
+
+    def contestant(name: str, seconds: float) -> Contestant:
+        def take(num_steps: int) -> float:
+            turns.append(name)
+            return seconds * num_steps
+
+        return Contestant(name, 1, take)
+
+    quick, slow = measure([contestant("quick", 1e-6), contestant("slow", 1.0)], 0.5, lambda share: None)
+    assert (len(quick.rounds), len(slow.rounds)) == (ROUNDS, FEWEST_ROUNDS)
+    assert turns[4:8] == ["quick", "slow", "quick", "slow"]  # after warming up
+    assert (quick.seconds, slow.seconds) == pytest.approx((1e-6, 1.0))
+
+
+def test_a_few_slow_rounds_do_not_count() -> None:
+    disturbed = Timing((1.0,) * 10 + (9.0,) * 5)
+    assert disturbed.seconds == 1.0
+    assert disturbed.spread == 0.0
+
+
+# --- Avalanche
+
+
+def test_without_avalanche_a_note_says_so(found: Findings) -> None:
+    assert ("Avalanche: avalanche-lib is not installed" in found.notes) == (not avalanche.is_installed())
+
+
+def test_an_avalanche_that_cannot_be_imported_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avalanche, "is_installed", lambda: True)
+    monkeypatch.setitem(sys.modules, "avalanche", None)
+    monkeypatch.setitem(sys.modules, "avalanche.benchmarks", None)
+    broken = run_bench(Plan(device="cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001))
+    assert broken.notes[-1].startswith("Avalanche: avalanche-lib is installed, but cannot be imported")
+
+
+def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.9, 9.0, 9.0), raising=False)
+    assert busy_notes() == []
+    monkeypatch.setattr("os.getloadavg", lambda: (3.25, 0.0, 0.0), raising=False)
+    assert "a load of 3.2 on 2 cores" in busy_notes()[0]
+
+
+# --- tables and records
+
+
+def test_tables_show_every_row_and_what_the_dhp_head_costs(found: Findings) -> None:
+    table = speed_table(found, "mlp")
+    assert [row[0] for row in table.rows] == [speed.name for speed in found.speeds]
+    assert re.search(
+        r"over the plain head, stack of 1: [+-]\d+\.\d% \(none\), [+-]\d+\.\d% \(si\)\.", table.to_markdown()
+    )
+    assert len(memory_table(found).rows) == 7
+
+
+def test_a_record_has_all_that_is_needed_to_repeat_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "records" / "today"
+    command = ["bench", "--device", "cpu", "--networks", "mlp", "--sizes", "1", "--penalties", "none"]
+    command += ["--seconds", "0.001", "--out", str(out)]
+    assert engram(*command) == 0
+    assert "mlp: time of a training step" in capsys.readouterr().out
+    record = json.loads((out / "record.json").read_text())
+    assert record["command"] == " ".join(["engram", *command])
+    assert record["hardware"]
+    assert {"torch", "python", "engram"} <= set(record["versions"])
+    rows = {row["name"]: row for row in record["speeds"]}
+    assert rows[PLAIN]["to_floor"] == pytest.approx(rows[PLAIN]["ms"] / rows[FLOOR]["ms"])
+    text = (out / "README.md").read_text()
+    assert record["command"] in text
+    assert "| engram dhp, none | 1 |" in text
+    assert engram(*command) == 2
+    assert "holds a record already" in capsys.readouterr().err
+
+
+def test_markdown_names_command_hardware_and_versions() -> None:
+    about = {
+        "date": "2025-01-31",
+        "hardware": "a GPU",
+        "command": "engram bench",
+        "threads": 1,
+        "versions": {"torch": "2"},
+    }
+    assert to_markdown(about, []).startswith(
+        "# 2025-01-31: a GPU\n\n```\nengram bench\n```\n\n1 CPU thread(s); torch 2.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"networks": ("mpl",)}, "there is no network 'mpl' (did you mean mlp?)"),
+        ({"penalties": ("l2",)}, "there is no penalty 'l2'"),
+        ({"sizes": (1, 0)}, "at least 1, not 0"),
+        ({"sizes": (8, 8)}, "named once each"),
+        ({"sizes": ()}, "at least one"),
+        ({"seconds": 0}, "above 0"),
+        ({"seconds": float("nan")}, "above 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(changes: dict, says: str) -> None:
+    with pytest.raises(InputError, match=re.escape(says)):
+        Plan(**changes)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--networks", "rnn"),
+        ("--sizes", "0"),
+        ("--sizes", "one"),
+        ("--penalties", ""),
+        ("--seconds", "-1"),
+        ("--device", "tpu"),
+        ("--precision", "half"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert engram("bench", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("engram: ")
+    assert error.count("\n") == 1

@@ -1,0 +1,75 @@
+"""The shape of the package: twelve rooms, imports in one direction, and no PyTorch where results are only read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import engram
+
+ROOT = Path(engram.__file__).parent
+# A room may import itself and the rooms of the lines above its own.
+ORDER = [
+    {"common"},
+    {"config", "nn", "data"},
+    {"penalties"},
+    {"engine"},
+    {"runs", "sklearn", "integrations"},
+    {"report"},
+    {"reproduction"},
+    {"cli"},
+]
+MOST_LINES = 300
+MOST_MODULES = 105
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name, without the package's own."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in ROOT.rglob("*.py")
+    }
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms that a module imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("engram.")} & set().union(*ORDER)
+
+
+@pytest.mark.xfail(reason="the rooms are being moved into")
+def test_imports_go_in_one_direction() -> None:
+    level = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
+    for name, path in modules().items():
+        room = name.split(".")[0]
+        if room not in level:
+            continue
+        for other in imported_rooms(path) - {room}:
+            assert level[other] < level[room], f"{name} must not import {other}"
+
+
+@pytest.mark.xfail(reason="the rooms are being moved into")
+def test_the_package_holds_its_rooms_and_nothing_else() -> None:
+    entries = {path.name for path in ROOT.iterdir()} - {"__pycache__"}
+    assert entries == {"__init__.py", "__main__.py", "py.typed", *set().union(*ORDER)}
+
+
+@pytest.mark.xfail(reason="the rooms are being moved into")
+def test_modules_are_few_and_fit_in_a_sitting() -> None:
+    found = modules()
+    assert len(found) <= MOST_MODULES
+    for name, path in found.items():
+        if not name.startswith("engine.gpu.kernels."):
+            assert len(path.read_text().splitlines()) <= MOST_LINES, name
+
+
+def test_every_module_has_a_docstring() -> None:
+    for path in ROOT.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"

@@ -1,0 +1,113 @@
+"""The site of the documentation: it builds without a warning, is whole, and loads nothing from anywhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import engram
+
+for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+    pytest.importorskip(needed)
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = re.compile(r"(?:https?:)?//")
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page of the site refers to."""
+
+    path: Path
+    anchors: set[str] = field(default_factory=set)
+    links: list[str] = field(default_factory=list)
+    menu: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)  # by the page itself: scripts, styles, images
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.depth_in_menu = 0
+        self.text = self.path.read_text(encoding="utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        if "id" in given:
+            self.anchors.add(given["id"])
+        self.depth_in_menu += tag == "nav"
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+            if self.depth_in_menu:
+                self.menu.append(given["href"])
+        elif tag == "link" and "href" in given:
+            self.loaded.append(given["href"])
+        elif "src" in given:
+            self.loaded.append(given["src"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth_in_menu -= tag == "nav"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
+    """The pages, by their paths."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    outcome = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True)
+    assert outcome.returncode == 0, outcome.stderr.decode()
+    return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html") if path.stem != "404"}
+
+
+def test_every_public_name_is_in_the_reference(site: dict[str, Page]) -> None:
+    reference = [page for name, page in site.items() if name.startswith("api/")]
+    described = {anchor for page in reference for anchor in page.anchors}
+    for name in engram.__all__:
+        own = {f"engram.{name}", *(anchor for anchor in described if anchor.startswith(f"engram.{name}."))}
+        named = any(f"<code>engram.{name}</code>" in page.text for page in reference)
+        assert named or own & described, f"engram.{name} is in no page of docs/api"
+
+
+def test_every_page_is_in_the_menu(site: dict[str, Page]) -> None:
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    assert pages == set(site)
+    assert pages <= set(site["index.html"].menu) | {"index.html"}
+
+
+def test_links_and_images_lead_somewhere(site: dict[str, Page]) -> None:
+    num_followed = 0
+    for name, page in site.items():
+        for reference in [*page.links, *page.loaded]:
+            if ELSEWHERE.match(reference) or reference.startswith("data:"):
+                continue
+            path, _, anchor = reference.partition("#")
+            target = (page.path.parent / path).resolve() if path else page.path
+            assert target.exists() or path == ".", f"{name} refers to {reference}"
+            if anchor and not anchor.startswith("__"):  # the theme's own, which scripts answer
+                there = next(other for other in site.values() if other.path == target)
+                assert anchor in there.anchors, f"{name} refers to {reference}"
+            num_followed += 1
+    assert num_followed > 100
+
+
+def test_nothing_is_loaded_from_the_network(site: dict[str, Page]) -> None:
+    for name, page in site.items():
+        assert [reference for reference in page.loaded if ELSEWHERE.match(reference)] == [], name
+        assert 'class="mermaid' not in page.text, f"{name} has a diagram, whose script the theme would fetch"
+    folder = site["index.html"].path.parent
+    for path in folder.rglob("*.css"):
+        fetched = re.findall(
+            r"(?:url\(|@import)\s*['\"]?(https?:[^)'\"]*|//[^)'\"]*)", path.read_text(encoding="utf-8")
+        )
+        assert fetched == [], path.name
+
+
+def test_no_link_leaves_for_the_repository(site: dict[str, Page]) -> None:
+    """Files of the repository are named by their paths, as code."""
+    assert "<code>src/engram/penalties/base.py</code>" in site["method.html"].text
+    assert not [link for page in site.values() for link in page.links if link.endswith((".py", ".md"))]

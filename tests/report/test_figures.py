@@ -1,0 +1,411 @@
+"""Figures are looked at through what was drawn on them, and as files."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import struct
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engram.common.errors import InputError
+from engram.config.presets import PAPER_RESULTS, preset
+from engram.report.figures import (
+    Drawing,
+    accuracy_curves,
+    accuracy_matrices,
+    differences,
+    draw,
+    draw_all,
+    first_and_latest,
+    paper_against_ours,
+    parse_formats,
+    sensitivity,
+    strengths,
+    to_svg,
+    trace_dynamics,
+    write_figures,
+)
+from engram.report.figures.style import COLOURS
+from engram.report.pairs import pairs
+from engram.runs.result import Divergence, Result
+from engram.runs.sheets import Sheet, sheet_path, write_sheet
+
+NAN = math.nan
+
+
+def make_rows(trial: int, task: int, steps: list[int], value: float) -> list[dict[str, float]]:
+    place = {"trial": trial, "task": task, "epoch": 0}
+    return [
+        {**place, "step": s, "loss": 0.1, "eta": value, "hebb_norm": 2 * value, "alpha_norm": 3 * value} for s in steps
+    ]
+
+
+def make_result(method: str = "dhp", *, trials: int = 2, diverged: bool = False, **changes: Any) -> Result:
+    accuracy = np.array([[[0.9, NAN], [0.5, 0.8]], [[0.7, NAN], [0.6, 0.6]]])[:trials]
+    if diverged:
+        accuracy[-1, 1] = NAN
+    rows = [row for k in range(trials) for n in range(2) for row in make_rows(k, n, [4, 9], 1.0 + k)]
+    content: dict[str, Any] = {
+        "config": preset("split-mnist", method, num_tasks=2, trials=trials, dataset="mnist-small"),
+        "accuracy": accuracy,
+        "untrained": np.full((trials, 2), 0.5),
+        "dynamics": rows,
+        "diverged": [Divergence(trials - 1, 1, 3)] if diverged else [],
+    }
+    return Result(**(content | changes))
+
+
+def lost(method: str) -> Result:
+    """Every trial diverged before anything was learned or recorded."""
+    return make_result(
+        method, accuracy=np.full((2, 2, 2), NAN), dynamics=[], diverged=[Divergence(k, 0, 1) for k in (0, 1)]
+    )
+
+
+def assert_is_png(path: Path) -> None:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert content.endswith(b"IEND\xaeB`\x82")
+    width, height = struct.unpack(">2I", content[16:24])
+    assert min(width, height) > 200
+    assert len(content) > 5000  # more than an empty sheet
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors() -> Any:
+    """A warning would land on the terminal of whoever asked for a figure."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_every_figure_is_a_png_a_pdf_and_a_csv(tmp_path: Path) -> None:
+    paths = draw_all([make_result("finetune"), make_result("dhp")], tmp_path / "new" / "figures")
+    names = ["accuracy", "differences", "first-and-latest", "matrices", "dynamics"]
+    assert [path.name for path in paths] == [f"{name}.{format}" for name in names for format in ("png", "pdf", "csv")]
+    assert sorted(paths) == sorted((tmp_path / "new" / "figures").iterdir())
+    for path in paths:
+        if path.suffix == ".png":
+            assert_is_png(path)
+        elif path.suffix == ".pdf":
+            assert path.read_bytes().startswith(b"%PDF-")
+            assert path.read_bytes().rstrip().endswith(b"%%EOF")
+        else:
+            head, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+            assert rows
+            assert {len(row) for row in rows} == {len(head)}
+
+
+def test_only_the_formats_that_are_wanted_are_written(tmp_path: Path) -> None:
+    draw_all([make_result("si")], tmp_path, ["csv"])
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv"}
+
+
+def test_a_list_of_formats_is_read_as_a_person_types_it() -> None:
+    assert parse_formats("png, csv") == ["png", "csv"]
+    with pytest.raises(InputError, match="gif"):
+        parse_formats("png,gif")
+
+
+def test_methods_without_a_trace_have_no_dynamics() -> None:
+    assert [drawing.name for drawing in draw([make_result("si")])] == ["accuracy", "first-and-latest", "matrices"]
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [make_result("dhp", diverged=True), make_result("finetune")],
+        [make_result("dhp", trials=1)],
+        [make_result("dhp", trials=1, diverged=True)],
+        [lost("finetune"), make_result("dhp")],
+        [lost("dhp"), make_result("finetune")],
+        [lost("finetune"), lost("dhp")],
+        [lost("dhp")],
+    ],
+    ids=["one diverged", "one trial", "that one diverged", "baseline lost", "dhp lost", "all lost", "alone and lost"],
+)
+def test_figures_are_drawn_whatever_became_of_the_trials(tmp_path: Path, results: list[Result]) -> None:
+    for path in draw_all(results, tmp_path, ("png", "csv")):
+        assert path.stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_figure_may_be_drawn_anew(tmp_path: Path) -> None:
+    first = {path.name: path.read_bytes() for path in draw_all([make_result("dhp")], tmp_path)}
+    again = {path.name: path.read_bytes() for path in draw_all([make_result("dhp")], tmp_path)}
+    assert first == again
+    assert {path.name for path in tmp_path.iterdir()} == set(first)
+
+
+def test_a_curve_is_the_mean_over_trials_in_percent() -> None:
+    axes, *_ = accuracy_curves([make_result("dhp"), make_result("si")]).figure.axes
+    assert [line.get_label() for line in axes.lines] == ["dhp (62.5)", "si (62.5)"]
+    assert axes.lines[0].get_xdata().tolist() == [1, 2]
+    assert axes.lines[0].get_ydata() == pytest.approx([80, 62.5])  # (0.9 + 0.7) / 2; (0.65 + 0.6) / 2
+
+
+def test_a_band_is_one_standard_error_wide() -> None:
+    axes, *_ = accuracy_curves([make_result("dhp")]).figure.axes
+    vertices = axes.collections[0].get_paths()[0].vertices
+    at_first = vertices[vertices[:, 0] == 1][:, 1]
+    assert (at_first.min(), at_first.max()) == pytest.approx((70, 90))  # trials 0.9 and 0.7: SEM 0.1
+
+
+def test_a_diverged_trial_is_left_out_of_the_curve() -> None:
+    axes, *_ = accuracy_curves([make_result("dhp", diverged=True)]).figure.axes
+    assert axes.lines[0].get_ydata() == pytest.approx([80, 65])
+
+
+def test_plastic_methods_are_solid_and_the_others_dashed() -> None:
+    axes, *_ = accuracy_curves([make_result("dhp+si"), make_result("si")]).figure.axes
+    assert [line.get_linestyle() for line in axes.lines] == ["-", "--"]
+    assert axes.lines[0].get_color() == axes.lines[1].get_color()
+
+
+def test_memory_is_above_and_flexibility_below() -> None:
+    left, right, *_ = first_and_latest([make_result("dhp")]).figure.axes
+    assert left.lines[0].get_ydata() == pytest.approx([80, 55])
+    assert right.lines[0].get_ydata() == pytest.approx([80, 70])
+    assert "first task" in left.get_ylabel()
+    assert "latest task" in right.get_ylabel()
+
+
+def test_a_matrix_has_a_row_after_each_task_and_a_column_for_each() -> None:
+    axes = accuracy_matrices([make_result("dhp")]).figure.axes[0]
+    shown = np.ma.filled(axes.collections[0].get_array(), NAN)
+    np.testing.assert_allclose(shown, [[80, NAN], [55, 70]])
+    assert axes.get_title() == "dhp"
+    assert axes.get_xlabel() == "accuracy on task"
+    assert axes.get_ylabel() == "after learning task"
+
+
+def test_the_look_ahead_above_the_diagonal_is_not_shown() -> None:
+    result = make_result("dhp", accuracy=np.full((2, 2, 2), 0.5))
+    shown = np.ma.filled(accuracy_matrices([result]).figure.axes[0].collections[0].get_array(), NAN)
+    np.testing.assert_allclose(shown, [[50, NAN], [50, 50]])
+
+
+def test_ten_methods_have_ten_matrices_on_one_scale() -> None:
+    methods = ["finetune", "dhp", "si", "dhp+si", "ewc", "dhp+ewc", "online-ewc", "dhp+online-ewc", "mas", "dhp+mas"]
+    figure = accuracy_matrices([make_result(method) for method in methods]).figure
+    drawn = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_title() for axes in drawn] == methods
+    for axes in drawn:
+        assert axes.collections[0].get_clim() == pytest.approx((55, 100))
+
+
+def test_dynamics_are_means_over_trials_against_tasks_learned() -> None:
+    panels = trace_dynamics([make_result("dhp"), make_result("finetune")]).figure.axes[:3]
+    assert [axes.get_ylabel() for axes in panels] == ["η", "‖Hebb‖", "‖α‖"]
+    for axes, factor in zip(panels, (1, 2, 3), strict=True):
+        (curve,) = [line for line in axes.lines if line.get_label() == "dhp"]
+        assert curve.get_xdata() == pytest.approx([0.5, 1, 1.5, 2])
+        assert curve.get_ydata() == pytest.approx([1.5 * factor] * 4)
+
+
+def test_trials_of_different_length_still_meet_in_one_mean() -> None:
+    """Tasks of Imbalanced Permuted MNIST have another number of steps in every trial."""
+    rows = make_rows(0, 0, [7, 15, 23, 30], 1.0) + make_rows(1, 0, [8, 17, 26, 34], 3.0)
+    curve = trace_dynamics([make_result("dhp", dynamics=rows)]).figure.axes[0].lines[0]
+    assert curve.get_ydata() == pytest.approx([2.0] * len(curve.get_ydata()))
+
+
+def test_a_trial_that_stopped_early_is_not_stretched_over_the_task() -> None:
+    rows = make_rows(0, 0, [7, 15, 23, 31], 1.0) + make_rows(1, 0, [7], 3.0)
+    curve = trace_dynamics([make_result("dhp", dynamics=rows, diverged=[Divergence(1, 0, 9)])]).figure.axes[0].lines[0]
+    assert curve.get_xdata() == pytest.approx([0.25, 0.5, 0.75, 1])
+    assert curve.get_ydata() == pytest.approx([2, 1, 1, 1])
+
+
+# --- the numbers beside each figure
+
+
+def rows_of(drawing: Drawing) -> list[dict[str, str]]:
+    return list(csv.DictReader(drawing.to_csv().splitlines()))
+
+
+def of_paper(method: str = "dhp", *, trials: int = 2, **changes: Any) -> Result:
+    """A result on the paper's own tasks, five of them."""
+    generator = np.random.default_rng(len(method))
+    accuracy = np.where(np.tri(5) > 0, 0.9 + 0.05 * generator.random((trials, 5, 5)), NAN)
+    config = preset("split-mnist", method, trials=trials, **changes)
+    return Result(config, accuracy, np.full((trials, 5), 0.5))
+
+
+def test_the_csv_of_the_curves_is_the_results_own_numbers() -> None:
+    result = make_result("dhp")
+    rows = rows_of(accuracy_curves([result]))
+    means = 100 * result.average_accuracy.mean(axis=0)
+    sems = 100 * result.average_accuracy.std(axis=0, ddof=1) / math.sqrt(2)
+    assert [float(row["accuracy %"]) for row in rows] == pytest.approx(means.tolist())
+    assert [float(row["SEM"]) for row in rows] == pytest.approx(sems.tolist())
+    assert [row["trials"] for row in rows] == ["2", "2"]
+
+
+def test_the_csv_of_memory_and_flexibility_has_both() -> None:
+    rows = rows_of(first_and_latest([make_result("dhp")]))
+    values = {(row["task"], row["tasks learned"]): float(row["accuracy %"]) for row in rows}
+    assert values == pytest.approx({("first", "1"): 80, ("first", "2"): 55, ("latest", "1"): 80, ("latest", "2"): 70})
+
+
+def test_the_csv_of_the_matrices_is_their_lower_triangle() -> None:
+    rows = rows_of(accuracy_matrices([make_result("dhp")]))
+    found = {(row["after task"], row["on task"]): float(row["accuracy %"]) for row in rows}
+    assert found == pytest.approx({("1", "1"): 80, ("2", "1"): 55, ("2", "2"): 70})
+
+
+def test_the_csv_of_the_dynamics_has_every_record() -> None:
+    rows = rows_of(trace_dynamics([make_result("dhp")]))
+    assert len(rows) == 3 * 4
+    assert {row["quantity"]: float(row["mean"]) for row in rows} == pytest.approx(
+        {"eta": 1.5, "hebb_norm": 3, "alpha_norm": 4.5}
+    )
+
+
+def test_what_was_not_measured_is_empty_in_the_csv() -> None:
+    (row, *_) = rows_of(accuracy_curves([make_result("dhp", trials=1)]))
+    assert row["SEM"] == ""
+    assert "nan" not in accuracy_curves([lost("dhp")]).to_csv()
+
+
+def test_the_forest_shows_each_pair_with_its_interval_and_the_papers_difference() -> None:
+    results = [of_paper("si"), of_paper("dhp+si")]
+    (pair,) = pairs(results)
+    drawing = differences([pair])
+    (row,) = rows_of(drawing)
+    expected = 100 * (results[1].average_accuracy[:, -1] - results[0].average_accuracy[:, -1]).mean()
+    assert float(row["points"]) == pytest.approx(expected)
+    assert float(row["low"]) < float(row["points"]) < float(row["high"])
+    assert float(row["paper points"]) == pytest.approx(99.15 - 97.77)
+    zero, interval, ours, paper = drawing.figure.axes[0].lines
+    assert list(zero.get_xdata()) == [0, 0]
+    assert list(interval.get_xdata()) == pytest.approx([float(row["low"]), float(row["high"])])
+    assert ours.get_xdata()[0] == pytest.approx(expected)
+    assert (paper.get_marker(), paper.get_markerfacecolor()) == ("D", "none")
+    assert paper.get_xdata()[0] == pytest.approx(1.38)
+
+
+def test_a_pair_on_other_data_has_no_difference_of_the_papers() -> None:
+    (row,) = rows_of(differences(pairs([make_result("finetune"), make_result("dhp")])))
+    assert row["paper points"] == ""
+
+
+def test_pairs_of_several_benchmarks_stand_under_their_names() -> None:
+    both = pairs([of_paper("si"), of_paper("dhp+si")]) + pairs([make_result("finetune"), make_result("dhp")])
+    other = [pair.__class__(**{**vars(pair), "benchmark": "permuted-mnist"}) for pair in both]
+    axes = differences(both + other).figure.axes[0]
+    assert [text.get_text() for text in axes.texts] == ["split-mnist", "permuted-mnist"]
+    assert list(axes.get_yticks()) == [1, 2, 4, 5]
+
+
+def test_the_papers_numbers_are_hollow_and_ours_filled() -> None:
+    drawing = paper_against_ours([of_paper("mas"), of_paper("dhp+mas")])
+    rows = rows_of(drawing)
+    assert [float(row["paper %"]) for row in rows] == [98.24, 98.43]
+    hollow = [line for line in drawing.figure.axes[0].lines if line.get_marker() == "D"]
+    assert [line.get_xdata()[0] for line in hollow] == [98.24, 98.43]
+    assert {line.get_markerfacecolor() for line in hollow} == {"none"}
+
+
+def test_the_curves_end_in_the_papers_values_where_the_data_are_the_papers() -> None:
+    def hollow(drawing: Drawing) -> list[float]:
+        return [line.get_ydata()[0] for line in drawing.figure.axes[0].lines if line.get_marker() == "D"]
+
+    assert hollow(accuracy_curves([of_paper("mas")])) == [PAPER_RESULTS["split-mnist"]["mas"][0]]
+    assert hollow(accuracy_curves([make_result("mas")])) == []
+
+
+def test_sensitivity_and_strengths_are_sorted_means_against_the_setting() -> None:
+    by_eta = [of_paper("dhp", eta=eta) for eta in (0.1, 1e-4, 1e-3)]
+    rows = rows_of(sensitivity(by_eta))
+    assert [float(row["eta"]) for row in rows] == [1e-4, 1e-3, 0.1]
+    assert {row["eta of the preset"] for row in rows} == {"0.001"}
+    by_strength = [of_paper(method, strength=s) for method in ("si", "dhp+si") for s in (10.0, 1.0)]
+    drawing = strengths(by_strength)
+    assert [(row["method"], float(row["strength"])) for row in rows_of(drawing)] == [
+        ("si", 1),
+        ("si", 10),
+        ("dhp+si", 1),
+        ("dhp+si", 10),
+    ]
+    assert drawing.figure.axes[0].get_xscale() == "log"
+    assert drawing.figure.axes[0].lines[0].get_color() == COLOURS["si"]
+
+
+def test_an_eta_of_zero_has_its_place() -> None:
+    axes = sensitivity([of_paper("dhp", eta=eta) for eta in (0.0, 1e-3, 0.1)]).figure.axes[0]
+    assert axes.get_xlim()[0] == 0
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_figures_of_the_papers_tasks_are_drawn_without_a_standard_error_too(trials: int) -> None:
+    results = [of_paper(method, trials=trials) for method in ("finetune", "dhp", "mas", "dhp+mas")]
+    results[2].accuracy[:] = NAN
+    for drawing in draw(results):
+        assert drawing.to_bytes("svg")
+        assert "nan" not in drawing.to_csv()
+        assert all("nan" not in cell for row in drawing.numbers.rows for cell in row)
+
+
+# --- as SVG inside a page
+
+DRAWN: list[Callable[[list[Result]], Drawing]] = [accuracy_curves, accuracy_matrices, first_and_latest, trace_dynamics]
+
+
+@pytest.mark.parametrize("make", DRAWN)
+def test_an_svg_is_drawn_in_the_ink_of_its_page(make: Callable[[list[Result]], Drawing]) -> None:
+    svg = to_svg(make([make_result("dhp"), make_result("finetune")]), "one")
+    assert svg.startswith("<svg")
+    assert "currentColor" in svg
+    assert "#000000" not in svg
+    assert "http" not in svg  # no namespaces, no metadata, nothing to fetch
+    assert 'role="img"' in svg
+    assert "<title>" in svg
+
+
+@pytest.mark.parametrize("make", DRAWN)
+def test_ids_of_two_svgs_do_not_meet(make: Callable[[list[Result]], Drawing]) -> None:
+    drawing = make([make_result("dhp")])
+    one, two = to_svg(drawing, "one"), to_svg(drawing, "two")
+    ids = [set(re.findall(r'id="([^"]+)"', svg)) for svg in (one, two)]
+    assert not ids[0] & ids[1]
+    wanted = set(re.findall(r'(?:url\(#|href="#)([\w.-]+)', one))
+    assert wanted == ids[0]
+
+
+@pytest.mark.parametrize("format", ["png", "pdf", "svg", "csv"])
+def test_the_same_results_give_the_same_bytes(format: str) -> None:
+    results = [make_result("dhp"), make_result("finetune")]
+    first, again = ([drawing.to_bytes(format) for drawing in draw(results)] for _ in range(2))
+    assert first == again
+
+
+def unfinished(method: str) -> Result:
+    """The first task of two learned, by the paper's own settings but for the number of trials."""
+    config = preset("split-mnist", method, trials=2)
+    accuracy = np.full((2, 5, 5), NAN)
+    accuracy[:, 0, 0] = 0.9
+    return make_result(method, config=config, accuracy=accuracy, untrained=np.full((2, 5), 0.5))
+
+
+def test_nothing_is_drawn_of_an_end_that_was_not_reached() -> None:
+    results = [unfinished("finetune"), unfinished("dhp")]
+    drawn = {drawing.name: drawing for drawing in draw(results)}
+    assert "paper" not in drawn
+    assert "differences" not in drawn
+    labels = [text.get_text() for text in drawn["accuracy"].figure.legends[0].get_texts()]
+    assert labels == ["finetune (–)", "dhp (–)"]
+
+
+def test_a_reproduction_of_which_nothing_is_drawn_says_so(tmp_path: Path) -> None:
+    sheet = Sheet("study", "split-mnist", {"a change: dhp": make_result()}, {"data": []})
+    write_sheet(sheet, sheet_path(tmp_path, "split-mnist", "study"))
+    with pytest.raises(InputError, match="has no part that is drawn"):
+        write_figures(tmp_path, tmp_path / "figures")

@@ -1,0 +1,276 @@
+"""Tables of small made-up results, whose every character is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engram.cli.display import print_table
+from engram.config.presets import PAPER_RESULTS, preset
+from engram.report.layout import Table
+from engram.report.pairs import paper_value
+from engram.report.tables import gains, has_paper_data, summary
+from engram.runs.result import Divergence, Result
+
+NAN = math.nan
+SMALL = {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}
+ABOUT = (
+    "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
+    "first, last: the accuracy then on the first and on the last task."
+)
+
+
+def make_result(method: str, *finals: tuple[float, float], benchmark: str = "split-mnist", **changes: Any) -> Result:
+    """Two tasks, the first learned to 0.9; `finals` has each trial's last row of the accuracy matrix."""
+    settings: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "trials": len(finals)} | changes
+    return Result(
+        config=preset(benchmark, method, **settings),
+        accuracy=np.array([[[0.9, NAN], row] for row in finals]),
+        untrained=np.full((len(finals), 2), 0.5),
+        data=[SMALL],
+    )
+
+
+FINETUNE = make_result("finetune", (0.5, 0.9), (0.6, 1.0))
+DHP = make_result("dhp", (0.75, 0.95), (0.7, 1.0))
+
+
+def test_a_summary_is_worked_out_by_hand() -> None:
+    # finetune: ACC 0.7 and 0.8, mean 0.75, SEM 0.05; BWT -0.4 and -0.3; dhp: ACC 0.85 and 0.85; BWT -0.15 and -0.2
+    table = summary([FINETUNE, DHP])
+    assert table.title == "split-mnist on mnist-small, 2 tasks, 2 trials"
+    assert table.columns == ("method", "ACC %", "± SEM", "BWT", "first %", "last %")
+    assert table.rows == [
+        ("finetune", "75.00", "5.00", "-0.350", "55.00", "95.00"),
+        ("dhp", "85.00", "0.00", "-0.175", "72.50", "97.50"),
+    ]
+    assert table.notes == (
+        ABOUT,
+        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).",
+    )
+
+
+def test_markdown_is_exact() -> None:
+    assert summary([FINETUNE, DHP]).to_markdown() == (
+        "**split-mnist on mnist-small, 2 tasks, 2 trials**\n"
+        "\n"
+        "| method | ACC % | ± SEM | BWT | first % | last % |\n"
+        "|---|---:|---:|---:|---:|---:|\n"
+        "| finetune | 75.00 | 5.00 | -0.350 | 55.00 | 95.00 |\n"
+        "| dhp | 85.00 | 0.00 | -0.175 | 72.50 | 97.50 |\n"
+        "\n"
+        f"{ABOUT}\n"
+        "\n"
+        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).\n"
+    )
+
+
+def test_csv_is_exact() -> None:
+    assert summary([FINETUNE, DHP]).to_csv() == (
+        "method,ACC %,± SEM,BWT,first %,last %\n"
+        "finetune,75.00,5.00,-0.350,55.00,95.00\n"
+        "dhp,85.00,0.00,-0.175,72.50,97.50\n"
+    )
+
+
+def test_text_is_exact() -> None:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=80)
+    print_table(summary([FINETUNE, DHP]), console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == [
+        "split-mnist on mnist-small, 2 tasks, 2 trials",
+        "",
+        "  method    ACC %  ± SEM     BWT  first %  last %",
+        " ─────────────────────────────────────────────────",
+        "  finetune  75.00   5.00  -0.350    55.00   95.00",
+        "  dhp       85.00   0.00  -0.175    72.50   97.50",
+        "",
+        ABOUT,
+        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).",
+    ]
+
+
+def make_paper_result(method: str, benchmark: str = "split-mnist", **changes: Any) -> Result:
+    """A result on the paper's own tasks, everything half right."""
+    config = preset(benchmark, method, **({"trials": 2} | changes))
+    shape = (config.trials, config.num_tasks)
+    return Result(config, np.full((*shape, shape[1]), 0.5), np.full(shape, 0.1))
+
+
+def test_nothing_is_cut_off_on_a_terminal_of_80_columns() -> None:
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=80)
+    results = [make_paper_result("online-ewc"), make_paper_result("dhp+online-ewc")]
+    for k in (0, 1):
+        results[k].accuracy[:] = 0.99
+        results[k].accuracy[:, -1] = [[0.8 + 0.05 * k] * 5, [0.82 + 0.06 * k] * 5]
+    for table in (summary(results), gains(results)):
+        assert table is not None
+        print_table(table, console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    notes = {note for table in (summary(results), gains(results)) if table is not None for note in table.notes}
+    assert all(len(line) <= 80 for line in text.splitlines() if line not in notes)
+    for word in ("paper %", "paper BWT", "97.65", "-0.03", "98.96", "dhp+online-ewc", "pairs"):
+        assert word in text
+
+
+def test_a_table_of_special_characters_is_still_csv() -> None:
+    table = Table("t", ("a", "b"), [('x,"y"', "1\n2")])
+    assert list(csv.reader(io.StringIO(table.to_csv()))) == [["a", "b"], ['x,"y"', "1\n2"]]
+
+
+def test_the_papers_values_stand_beside_the_papers_data() -> None:
+    table = summary([make_paper_result("finetune"), make_paper_result("ewc")])
+    assert table.columns[-2:] == ("paper %", "paper BWT")
+    assert [row[-2:] for row in table.rows] == [("90.43", "-0.13"), ("–", "–")]  # the paper has no plain EWC
+
+
+@pytest.mark.parametrize("benchmark", PAPER_RESULTS)
+@pytest.mark.parametrize("method", PAPER_RESULTS["split-mnist"])
+def test_the_papers_values_are_those_of_the_benchmark_and_method(benchmark: str, method: str) -> None:
+    accuracy, transfer = PAPER_RESULTS[benchmark][method]
+    assert summary([make_paper_result(method, benchmark)]).rows[0][-2:] == (f"{accuracy:.2f}", f"{transfer:.2f}")
+
+
+def test_other_epochs_are_noted_beside_the_papers_values() -> None:
+    table = summary([make_paper_result("finetune", epochs=1)])
+    assert table.columns[-2:] == ("paper %", "paper BWT")
+    assert table.notes[1] == "Changed from the preset (in brackets): epochs 1 (10)."
+
+
+@pytest.mark.parametrize("dataset", ["mnist-small", "fashion-mnist", "notmnist"])
+def test_the_papers_values_are_absent_beside_other_data(dataset: str) -> None:
+    result = make_result("finetune", (0.5, 0.9), dataset=dataset)
+    assert not has_paper_data([result])
+    table = summary([result])
+    assert not any("paper" in column for column in table.columns)
+    assert "90.43" not in table.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "dataset"),
+    [("split-mnist", "mnist"), ("permuted-mnist", "mnist"), ("vision-mixture", "five-datasets")],
+)
+def test_the_papers_values_are_absent_beside_fewer_tasks(benchmark: str, dataset: str) -> None:
+    assert not has_paper_data([make_result("dhp", (0.5, 0.9), benchmark=benchmark, dataset=dataset)])
+
+
+def test_a_single_trial_has_no_error() -> None:
+    table = summary([make_result("si", (0.5, 0.9))])
+    assert table.title.endswith("2 tasks, 1 trial")
+    assert table.rows == [("si", "70.00", "–", "-0.400", "50.00", "90.00")]
+
+
+def test_a_diverged_trial_is_left_out_and_named() -> None:
+    result = make_result("si", (0.5, 0.9), (NAN, NAN), (0.7, 0.9))
+    result = Result(result.config, result.accuracy, result.untrained, diverged=[Divergence(1, 1, 4)], data=[SMALL])
+    table = summary([result])
+    assert table.rows == [("si", "75.00", "5.00", "-0.300", "60.00", "90.00")]
+    assert table.notes[-1] == (
+        "si: trial 2 diverged in task 2, step 5: its loss became NaN or infinite; it is left out of the row."
+    )
+
+
+def test_a_method_of_which_every_trial_diverged_has_dashes() -> None:
+    assert summary([make_result("si", (NAN, NAN))]).rows == [("si", "–", "–", "–", "–", "–")]
+
+
+def test_a_single_task_has_no_transfer() -> None:
+    config = preset("permuted-mnist", "dhp", num_tasks=1, trials=1, dataset="mnist-small")
+    result = Result(config, np.array([[[0.5]]]), np.array([[0.1]]))
+    assert summary([result]).rows == [("dhp", "50.00", "–", "–", "50.00", "50.00")]
+
+
+def test_settings_that_are_not_the_papers_are_named() -> None:
+    result = make_result("finetune", (0.5, 0.9), dataset="mnist", num_tasks=2, epochs=1, hidden=[8])
+    assert summary([result]).notes[1] == (
+        "Changed from the preset (in brackets): num_tasks 2 (5); hidden [8] ([256, 256]); epochs 1 (10)."
+    )
+
+
+def test_a_strength_that_two_methods_do_not_share_is_named_for_each() -> None:
+    results = [make_result("si", (0.5, 0.9), strength=7.0), make_result("online-ewc", (0.5, 0.9), strength=9.0)]
+    note = summary(results).notes[1]
+    assert "7.0 (1.0)" in note
+    assert "9.0 (400.0)" in note
+
+
+def test_trials_that_are_still_missing_are_named() -> None:
+    notes = summary([make_result("si", (0.5, 0.9), trials=4)]).notes
+    assert notes[-1] == "si: 1 of 4 trials so far."
+
+
+def test_data_that_are_not_the_published_are_named() -> None:
+    cropped = {"name": "svhn", "origin": "structure", "train": 73255, "test": 26032}
+    result = make_result("dhp", (0.5, 0.9))
+    result = Result(result.config, result.accuracy, result.untrained, data=[SMALL, cropped])
+    notes = [note for note in summary([result]).notes if "samples" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("svhn: ")
+    assert notes[0].endswith("; 73,255 + 26,032 samples.")
+
+
+def test_the_papers_settings_need_no_note() -> None:
+    assert summary([make_paper_result("dhp")]).notes == (ABOUT,)
+
+
+def test_no_change_is_printed_without_a_sign() -> None:
+    assert summary([make_result("si", (0.9 - 1e-9, 0.9))]).rows[0][3] == "0.000"
+
+
+def test_gains_are_paired_by_trial() -> None:
+    # ACC 0.85 - 0.7 and 0.85 - 0.8: mean 0.1, SEM 0.05, times t(1) of 12.7062; BWT 0.25 and 0.1: mean 0.175, SEM 0.075
+    table = gains([FINETUNE, DHP])
+    assert table is not None
+    assert table.columns == ("method", "ACC points", "95% interval", "BWT", "95% interval", "pairs")
+    assert table.rows == [("dhp", "+10.00", "[-53.53, +73.53]", "+0.175", "[-0.778, +1.128]", "2")]
+
+
+def test_a_gain_that_every_pair_shares_has_no_spread() -> None:
+    # the trials are far apart, but dhp is 0.1 better on the first task in each of them
+    table = gains([make_result("finetune", (0.5, 0.9), (0.7, 0.9)), make_result("dhp", (0.6, 0.9), (0.8, 0.9))])
+    assert table is not None
+    assert table.rows == [("dhp", "+5.00", "[+5.00, +5.00]", "+0.100", "[+0.100, +0.100]", "2")]
+
+
+def test_gains_pair_every_penalty_with_its_own_plastic_method() -> None:
+    methods = ["dhp+si", "ewc", "si", "dhp+ewc", "dhp+online-ewc", "mas"]
+    table = gains([make_result(method, (0.5, 0.9)) for method in methods])
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["dhp+si", "dhp+ewc"]
+
+
+def test_a_pair_of_single_trials_has_a_difference_but_no_interval() -> None:
+    table = gains([make_result("si", (0.5, 0.9)), make_result("dhp+si", (0.4, 0.9))])
+    assert table is not None
+    assert table.rows == [("dhp+si", "-5.00", "[–, –]", "-0.100", "[–, –]", "1")]
+
+
+def test_a_diverged_trial_is_in_no_pair() -> None:
+    table = gains([make_result("si", (0.5, 0.9), (0.5, 0.9)), make_result("dhp+si", (NAN, NAN), (0.7, 0.9))])
+    assert table is not None
+    assert table.rows == [("dhp+si", "+10.00", "[–, –]", "+0.200", "[–, –]", "1")]
+
+
+@pytest.mark.parametrize("methods", [["finetune"], ["dhp"], ["finetune", "si", "mas"], ["si", "dhp+mas"]])
+def test_without_pairs_there_are_no_gains(methods: list[str]) -> None:
+    assert gains([make_result(method, (0.5, 0.9)) for method in methods]) is None
+
+
+@pytest.mark.parametrize("changes", [{"max_samples": 100}, {"examine": "validation"}, {"num_tasks": 3}])
+def test_the_paper_has_no_numbers_for_other_samples_or_tasks(changes: dict[str, Any]) -> None:
+    config = preset("split-mnist", "dhp", trials=1, **changes)
+    tasks = config.num_tasks
+    result = Result(config, np.zeros((1, tasks, tasks)), np.zeros((1, tasks)))
+    assert paper_value(result) is None
+    usual = Result(preset("split-mnist", "dhp", trials=1), np.zeros((1, 5, 5)), np.zeros((1, 5)))
+    assert paper_value(usual) == PAPER_RESULTS["split-mnist"]["dhp"]

@@ -1,0 +1,223 @@
+"""docs/reproduction.md and the README's table say what the results say, and the verdicts follow from them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engram.config.presets import PAPER_RESULTS, STEADY, preset
+from engram.report.pairs import pairs
+from engram.reproduction import claims as claims_module
+from engram.reproduction import verdicts
+from engram.reproduction.claims import claims
+from engram.reproduction.document import readme_table, write_document
+from engram.reproduction.document_tables import study_table
+from engram.runs import metrics
+from engram.runs.metrics import Estimate
+from engram.runs.result import Divergence, Result
+from engram.runs.sheets import Sheet, read_reproduction, read_sheet, write_sheet
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+
+
+def writer():  # type: ignore[no-untyped-def]
+    spec = importlib.util.spec_from_file_location("write_results", ROOT / "tools" / "write_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_document_is_written_from_the_results() -> None:
+    for path, text in writer().documents().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tools/write_results.py"
+
+
+def test_a_changed_result_changes_both_documents(tmp_path: Path) -> None:
+    before = write_document(RESULTS), readme_table(RESULTS)
+    for path in RESULTS.rglob("*.json"):
+        copy = tmp_path / path.relative_to(RESULTS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    sheet = read_sheet(tmp_path / "split-mnist" / "table.json")
+    sheet.entries["si"].accuracy[:, -1, :] -= 0.1
+    write_sheet(sheet, tmp_path / "split-mnist" / "table.json")
+    assert write_document(tmp_path) != before[0]
+    assert readme_table(tmp_path) != before[1]
+
+
+def test_the_table_holds_what_the_sheets_hold() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    result = read_reproduction(RESULTS).sheets["permuted-mnist", "table"].entries["dhp+mas"]
+    final = 100 * result.accuracy[:, -1].mean(axis=-1)
+    assert len(final) == 10
+    sem = final.std(ddof=1) / np.sqrt(10)
+    assert f"| dhp+mas | {final.mean():.2f} ± {sem:.2f} / {PAPER_RESULTS['permuted-mnist']['dhp+mas'][0]:.2f} |" in text
+
+
+def test_published_results_are_of_the_settings_that_would_be_run_today() -> None:
+    sheets = read_reproduction(RESULTS).sheets
+    for (benchmark, part), sheet in sheets.items():
+        for method, result in sheet.entries.items():
+            trials = result.config.trials
+            if part == "table":
+                assert result.config == preset(benchmark, method, trials=trials)
+            if part == "variant":
+                assert result.config == preset(benchmark, method, **STEADY)
+
+
+def test_no_sentence_between_the_tables_holds_a_number_of_ours() -> None:
+    from engram.reproduction import words
+
+    texts = [value for name, value in vars(words).items() if name.isupper()]
+    assert len(texts) == 8
+    allowed = {"95", "0.05", "0.003"}  # of the statistics
+    for text in texts:
+        assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", text)) <= allowed
+
+
+def estimate(low: float, high: float, num_trials: int = 10) -> Estimate:
+    return Estimate((low + high) / 2, (high - low) / 4.5, low, high, num_trials)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "claimed", "verdict"),
+    [
+        (0.1, 0.3, +1, "reproduced"),
+        (-0.3, -0.1, +1, "contradicted"),
+        (-0.1, 0.3, +1, "not reproduced"),
+        (-0.3, -0.1, -1, "reproduced"),
+        (0.1, 0.3, -1, "contradicted"),
+    ],
+)
+def test_a_verdict_is_by_sign_and_interval(low: float, high: float, claimed: float, verdict: str) -> None:
+    assert verdicts.judge(estimate(low, high), claimed) == verdict
+    assert verdicts.judge(estimate(low, high, num_trials=2), claimed) == "not tested"
+
+
+def test_chance_is_students() -> None:
+    from scipy.stats import ttest_rel
+
+    a, b = np.array([1.0, 2, 4, 3, 5]), np.array([0.5, 2.5, 3, 1, 4])
+    assert verdicts.chance(metrics.paired_difference(a, b)) == pytest.approx(ttest_rel(a, b).pvalue)
+
+
+def test_points_are_signed_and_say_nothing_of_what_is_not_known() -> None:
+    assert verdicts.points(estimate(0.001, 0.003)) == "+0.20 [+0.10, +0.30]"
+    assert verdicts.points(metrics.estimate([])) == "–"
+
+
+def result(method: str, final: list[float], diverged: bool = False, **changes: object) -> Result:
+    config = preset("split-mnist", method, num_tasks=2, trials=len(final), **changes)
+    accuracy = np.zeros((len(final), 2, 2)) + np.array(final)[:, None, None]
+    lost = [Divergence(k, 1, 5) for k in range(len(final))] if diverged else []
+    if diverged:
+        accuracy[:, 1] = np.nan
+    return Result(config, accuracy, np.zeros((len(final), 2)), [], lost, [])
+
+
+def sheet(part: str, *results: Result) -> Sheet:
+    return Sheet(part, "split-mnist", {r.config.method: r for r in results}, {"data": []})
+
+
+def test_the_steady_trace_is_compared_with_the_tables_baselines() -> None:
+    table = sheet("table", result("si", [0.5, 0.6, 0.7]), result("dhp+si", [0.1, 0.1, 0.1]))
+    variant = sheet("variant", result("dhp+si", [0.6, 0.7, 0.8]))
+    (pair,) = verdicts.steady_pairs({("split-mnist", "table"): table, ("split-mnist", "variant"): variant})
+    assert pair.accuracy.mean == pytest.approx(0.1)
+    assert verdicts.steady_pairs({("split-mnist", "variant"): variant}) == []
+
+
+def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
+    table = sheet("table", result("finetune", [0.5, 0.6, 0.7]), result("dhp", [0.5, 0.6, 0.7], diverged=True))
+    made = {verdict.claim: verdict for verdict in claims({("split-mnist", "table"): table})}
+    (split,) = [verdict for claim, verdict in made.items() if "Split" in claim]
+    assert split.verdict == "not tested"
+    assert split.evidence.startswith("3 of 3 trials")
+
+
+def test_claims_about_all_follow_from_their_comparisons() -> None:
+    worse = [result("dhp", [0.4, 0.41, 0.42]), result("finetune", [0.5, 0.512, 0.521])]
+    table = {("split-mnist", "table"): sheet("table", *worse)}
+    assert claims(table)[0].verdict == "contradicted"
+    better = [result("dhp", [0.6, 0.61, 0.62]), result("finetune", [0.5, 0.512, 0.521])]
+    assert claims({("split-mnist", "table"): sheet("table", *better)})[0].verdict == "reproduced"
+
+
+def test_differences_without_a_pair_are_left_out() -> None:
+    assert pairs([result("dhp", [0.5])]) == []
+
+
+def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
+    sheets = read_reproduction(RESULTS).sheets
+    entries = sheets["split-mnist", "study"].entries
+    rows = {row[0]: row for row in study_table(sheets, "split-mnist").rows}
+    standardised = entries["inputs standardised: finetune"].average_accuracy[:, -1]
+    unbounded = entries["η unbounded, inputs standardised: dhp"].average_accuracy[:, -1]
+    gain = 100 * (unbounded - standardised).mean()
+    row = rows["η unbounded, inputs standardised"]
+    assert row[1] == f"{100 * standardised.mean():.2f}"
+    assert row[2].startswith(f"{gain:+.2f} [")
+
+
+def test_claims_about_what_was_not_run_are_not_made() -> None:
+    alone = sheet("table", result("finetune", [0.5, 0.6, 0.7]))
+    assert len(claims({("split-mnist", "table"): alone})) == 2  # about all comparisons, of which there are none
+    assert {made.verdict for made in claims({("split-mnist", "table"): alone})} == {"not tested"}
+    assert claims({})[0].verdict == "not tested"
+
+
+def trace(values: dict[str, list[list[float]]]) -> list[dict[str, float]]:
+    """Dynamics of four tasks, two records each."""
+    names = ("eta", "hebb_norm", "alpha_norm")
+    return [
+        {"trial": 0, "task": task, "epoch": 0, "step": k, "loss": 0.1, **{n: values[n][task][k] for n in names}}
+        for task in range(4)
+        for k in range(2)
+    ]
+
+
+def verdicts_on_dynamics(**values: list[list[float]]) -> dict[str, str]:
+    config = preset("permuted-mnist", "dhp", num_tasks=4, trials=1)
+    made = Result(config, np.zeros((1, 4, 4)), np.zeros((1, 4)), trace(values))
+    found = claims({("permuted-mnist", "table"): Sheet("table", "permuted-mnist", {"dhp": made}, {"data": []})})
+    return {made.claim.split()[0] + " " + made.claim.split()[1]: made.verdict for made in found if "means" in made.sure}
+
+
+def test_what_the_trace_does_is_judged_by_what_the_paper_says_of_it() -> None:
+    eta = [[0.02, 0.03], [0.03, 0.03], [0.03, 0.02], [0.01, 0.001]]
+    grows = [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0], [4.0, 5.0]]
+    as_in_the_paper = verdicts_on_dynamics(eta=eta, hebb_norm=grows, alpha_norm=grows)
+    assert as_in_the_paper == dict.fromkeys(as_in_the_paper, "reproduced")
+    assert len(as_in_the_paper) == 4
+    early = [[0.03, 0.0001], *[[0.0001, 0.0001]] * 3]
+    shrinks = [[5.0, 4.0], [4.0, 3.0], [3.0, 2.0], [2.0, 1.0]]
+    otherwise = verdicts_on_dynamics(eta=early, hebb_norm=shrinks, alpha_norm=shrinks)
+    assert list(otherwise.values()) == ["reproduced", "not reproduced", "not reproduced", "not reproduced"]
+
+
+def test_initial_values_of_eta_are_compared_in_pairs() -> None:
+    noise = np.array([0.0, 0.1, 0.2, 0.3])  # between trials, and the same for all values
+    entries = {
+        f"{eta}": result("dhp", list(0.5 + noise + gain + 1e-4 * np.arange(4) * (eta == 0.1)), eta=eta)
+        for eta, gain in ((0.1, -0.004), (0.001, 0.0), (0.0001, 0.0))
+    }
+    found = {
+        made.claim: made
+        for made in claims({("split-mnist", "sensitivity"): Sheet("sensitivity", "split-mnist", entries, {})})
+    }
+    assert found["η's initial value needs little tuning"].verdict == "reproduced"
+    assert found["Low initial values of η are best"].verdict == "reproduced", "trials differ by far more, but in pairs"
+
+
+def test_one_case_below_zero_is_enough_against_all_cases() -> None:
+    better = [estimate(0.1, 0.2)] * 5
+    assert claims_module._in_all_cases("all", better).verdict == "reproduced"
+    assert claims_module._in_all_cases("all", [*better, estimate(-0.1, 0.1)]).verdict == "not reproduced"
+    assert claims_module._in_all_cases("all", [*better, estimate(-0.2, -0.1)]).verdict == "contradicted"

@@ -1,0 +1,190 @@
+"""TensorBoard reads what the result files say, of a run in one piece or stopped, in one stack or several."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engram import InputError, Progress, preset, run_many, streams
+from engram.cli.main import main
+from engram.common.errors import DivergedError
+from engram.config.settings import Config
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.engine.checkpoint import Checkpoints
+from engram.engine.learner import Record, TrialOutcome
+from engram.runs.experiment import Setting
+from engram.runs.result import Result, read_run
+from engram.runs.run import resume_methods, run_methods
+from engram.runs.tensorboard import TAGS, TensorBoard
+
+pytest.importorskip("tensorboard")
+METHODS = ("dhp+si", "finetune")
+Curves = dict[str, list[tuple[int, np.float32]]]
+
+
+def configs(**changes: object) -> list[Config]:
+    """Trials of unequal length, so that their steps differ."""
+    usual = {"dataset": "mnist-small", "num_tasks": 3, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 8}
+    return [preset("imbalanced-permuted-mnist", method, **usual | changes) for method in METHODS]
+
+
+def few() -> Dataset:
+    digits = load("mnist-small")
+    return Dataset(digits.name, digits.train[slice(300)], digits.test[slice(100)], "structure")
+
+
+def begin(folder: Path, max_stack: int | None = None, **options: object) -> list[Result]:
+    options = {"log": "tensorboard", "seconds_between": 0} | options
+    return run_methods(
+        configs(), [few()], folder, command="engram run", setting=Setting("cpu", max_stack=max_stack), **options
+    )
+
+
+def read(folder: Path) -> Curves:
+    """The scalars of one run of TensorBoard's, by their tags."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: [(event.step, np.float32(event.value)) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def expected(result: Result, place: int) -> Curves:
+    """The curves of one trial, from its result."""
+    trial = place + result.config.first_trial
+    rows = [row for row in result.dynamics if row["trial"] == trial]
+    ends = {row["task"]: row["step"] + 1 for row in rows}  # the last one's
+    before = {task: sum(ends[n] for n in range(int(task))) for task in ends}
+    curves = {
+        tag: [(before[row["task"]] + row["step"] + 1, np.float32(row[name])) for row in rows]
+        for name, tag in TAGS.items()
+        if not np.isnan(rows[0][name])
+    }
+    learned = [n for n in range(result.config.num_tasks) if not np.isnan(result.accuracy[place, n, n])]
+    for j in learned:
+        curves[f"accuracy/task_{j + 1}"] = [
+            (before[n] + ends[n], np.float32(result.accuracy[place, n, j])) for n in learned if n >= j
+        ]
+    if learned:
+        averages = result.average_accuracy[place]
+        curves["accuracy/average"] = [(before[n] + ends[n], np.float32(averages[n])) for n in learned]
+    return curves
+
+
+def assert_told(folder: Path, results: list[Result]) -> None:
+    """Every number of the results, once, and none besides; and the means of all trials."""
+    for result in results:
+        of_trials = [read(folder / result.config.method / f"trial-{k}") for k in range(result.config.trials)]
+        assert of_trials == [expected(result, k) for k in range(result.config.trials)]
+        mean = read(folder / result.config.method / "mean")
+        assert mean.keys() == of_trials[0].keys()
+        for tag, curve in mean.items():
+            steps = np.mean([[step for step, _ in curves[tag]] for curves in of_trials], axis=0)
+            values = np.mean([[float(value) for _, value in curves[tag]] for curves in of_trials], axis=0)
+            assert [step for step, _ in curve] == [round(step) for step in steps]
+            np.testing.assert_allclose([value for _, value in curve], values, rtol=1e-6)
+        for n in range(result.config.num_tasks):
+            told = [mean[f"accuracy/task_{j + 1}"][n - j][1] for j in range(n + 1)]
+            assert told == list(result.accuracy.mean(axis=0)[n, : n + 1].astype(np.float32))
+
+
+class Stop(Exception):
+    """Stands for whatever ends a process."""
+
+
+@pytest.mark.parametrize("max_stack", [None, 1], ids=["one stack", "four stacks"])
+def test_tensorboard_reads_what_the_results_say(tmp_path: Path, max_stack: int | None) -> None:
+    results = begin(tmp_path / "run", max_stack=max_stack)
+    assert results[0].dynamics[-1]["step"] != results[0].dynamics[len(results[0].dynamics) // 2 - 1]["step"]
+    assert_told(tmp_path / "run" / "tensorboard", results)
+    assert_told(tmp_path / "run" / "tensorboard", read_run(tmp_path / "run")[1])
+
+
+@pytest.mark.parametrize("max_stack", [None, 1], ids=["one stack", "four stacks"])
+def test_a_run_that_was_stopped_tells_nothing_twice(
+    tmp_path: Path, max_stack: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    told: list[int] = []
+
+    def stop(progress: Progress) -> None:
+        """Well after the last checkpoint, so that some of what was told is learned again."""
+        if progress.share > 0.7:
+            monkeypatch.setattr(Checkpoints, "is_due", lambda *given: False)
+            trials = (folder / "tensorboard").glob("*/trial-*")
+            told.append(sum(len(read(trial)["training/loss"]) for trial in trials))
+        if progress.share > 0.95:
+            raise Stop
+
+    with pytest.raises(Stop):
+        begin(folder, max_stack=max_stack, report=stop)
+    assert told[-1] > told[0], "it is told while it goes on"
+    monkeypatch.undo()
+    results = resume_methods(folder, [few()])
+    assert_told(folder / "tensorboard", results)
+    assert json.loads((folder / "run.json").read_text())["log"] == "tensorboard"
+
+
+def test_a_trial_that_diverges_leaves_the_mean_to_the_others(tmp_path: Path) -> None:
+    (config, _) = configs(num_tasks=2)
+    told = TensorBoard(tmp_path)
+    sound, lost = TrialOutcome(), TrialOutcome()
+
+    def tell() -> Curves:
+        told(Progress(0.5, 0, configs=[config], outcomes={(0, 0): sound, (0, 1): lost}))
+        return read(tmp_path / config.method / "mean") if (tmp_path / config.method / "mean").exists() else {}
+
+    sound.records.append(Record(0, 0, 0, 4, 2.0))
+    assert tell() == {}, "it waits for the other trial"
+    lost.records.append(Record(1, 0, 0, 6, 4.0))
+    assert tell() == {"training/loss": [(6, 3.0)]}
+    lost.diverged = DivergedError(0, 8)
+    sound.records.append(Record(0, 0, 1, 9, 1.0))
+    sound.rows.append([0.5, 0.25])
+    after = {"training/loss": [(6, 3.0), (10, 1.0)], "accuracy/average": [(10, 0.5)], "accuracy/task_1": [(10, 0.5)]}
+    assert tell() == after
+    assert tell() == after, "what is not new is not told again"
+    assert read(tmp_path / config.method / "trial-1") == {"training/loss": [(7, 4.0)]}
+
+
+def test_points_of_a_grid_have_folders_of_their_own(tmp_path: Path) -> None:
+    arrays = (np.eye(6, 4), np.arange(6) % 2)
+    grid = [preset("own", "dhp", trials=1, epochs=1, batch_size=2, hidden=[4], eta=eta) for eta in (0.1, 0.2)]
+    run_many(grid, stream=streams.from_arrays([arrays * 2]), device="cpu", report=TensorBoard(tmp_path / "log"))
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {"0-dhp", "1-dhp"}
+    first = [read(tmp_path / "log" / name / "trial-0")["trace/eta"][0][1] for name in ("0-dhp", "1-dhp")]
+    assert first == pytest.approx([0.1, 0.2], abs=0.05)
+    with pytest.raises(InputError, match="log is not an empty folder"):
+        TensorBoard(tmp_path / "log")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_logged_to_is_said_before_anything_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("run", "split-mnist", "--dataset", "mnist-small", "--out", tmp_path / "run", "--log")
+    unknown = refused(capsys, *command, "tensorbord")
+    assert unknown == "engram: there is no log 'tensorbord' (did you mean tensorboard?), only tensorboard\n"
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    missing = refused(capsys, *command, "tensorboard")
+    assert missing == "engram: tensorboard is not installed: it comes with the extra engram[tensorboard]\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_log_there_are_no_event_files(tmp_path: Path) -> None:
+    begin(tmp_path / "run", log=None)
+    assert not (tmp_path / "run" / "tensorboard").exists()

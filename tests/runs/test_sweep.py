@@ -1,0 +1,332 @@
+"""Sweeps: what is tried, what is given up, and that stopping one anywhere changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from engram import InputError, Progress, preset
+from engram.cli.main import main
+from engram.config.presets import CHOOSING
+from engram.config.settings import load_config
+from engram.data.samples import Dataset
+from engram.data.sources import load
+from engram.report.sweep_table import on_what
+from engram.runs.experiment import Setting
+from engram.runs.sweep.halving import num_survivors, num_trials, rungs, survivors
+from engram.runs.sweep.proposals import Search
+from engram.runs.sweep.run import Plan, Tried, best_of, run_sweep
+from engram.runs.sweep.space import Choice, Range, check_axes, grid, parse_axis, parse_choice
+
+# --- what is swept
+
+
+def test_axes_are_read_as_a_person_types_them() -> None:
+    assert parse_choice("strength=0.1,1,10") == Choice("strength", (0.1, 1.0, 10.0))
+    assert parse_choice(" hidden = [100],[400, 400]") == Choice("hidden", ((100,), (400, 400)))
+    assert parse_choice("alpha=synapse,uniform") == Choice("alpha", ("synapse", "uniform"))
+    assert parse_choice("learn_eta=true,false") == Choice("learn_eta", (True, False))
+    assert parse_axis("eta=0.0001..0.1:log") == Range("eta", 1e-4, 0.1, True)
+    assert parse_axis("epochs=1..5") == Range("epochs", 1, 5, False)
+    assert parse_axis("eta=0.1,0.2") == Choice("eta", (0.1, 0.2))
+    assert str(parse_axis("eta=0.0001..0.1:log")) == "eta=0.0001..0.1:log"
+    assert str(parse_choice("hidden=[100],[4,4]")) == "hidden=[100],[4, 4]"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("strength", "written name=value"),
+        ("strength=", "written name=value"),
+        ("strenght=1", "did you mean strength?"),
+        ("strength=x", "strength must be a number, not 'x'"),
+        ("strength=1,1.0", "stands twice"),
+        ("strength=1..0.1", "to a larger one"),
+        ("strength=1..x", "are not numbers"),
+        ("strength=0..1:log", "begins above 0"),
+        ("strength=1..2:lag", "low..high:log"),
+        ("strength=1..inf", "to a larger one"),
+        ("epochs=1.5..3", "whole number"),
+        ("alpha=a..b", "name them"),
+    ],
+)
+def test_what_is_no_axis_is_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse_axis(text)
+    assert words in str(refused.value)
+
+
+def test_a_sweep_is_over_how_something_is_learned_and_not_over_what() -> None:
+    for name in ("trials=1,2", "seed=1,2", "num_tasks=2,3", "method=si,mas", "dataset=mnist,notmnist"):
+        with pytest.raises(InputError, match="cannot be over"):
+            check_axes([parse_choice(name)])
+    with pytest.raises(InputError, match="named twice"):
+        check_axes([parse_choice("eta=0.1"), parse_choice("eta=0.2")])
+    with pytest.raises(InputError, match="over something"):
+        check_axes([])
+
+
+def test_a_grid_is_every_combination() -> None:
+    points = grid([parse_choice("eta=0.1,0.2"), parse_choice("strength=1,2,3")])
+    assert len(points) == 6
+    assert points[1] == {"eta": 0.1, "strength": 2.0}
+    many = [Choice(name, tuple(range(1, 101))) for name in ("xi", "strength", "eta")]
+    with pytest.raises(InputError, match="1000000 points is too large"):
+        grid(many)
+
+
+# --- what is given up
+
+
+def test_the_better_third_goes_on() -> None:
+    assert rungs(10, True) == [1, 3, 10]
+    assert rungs(3, True) == [1, 3]
+    assert rungs(2, True) == [2]
+    assert rungs(10, False) == [10]
+    assert [num_survivors(n) for n in (1, 2, 3, 6, 7, 30)] == [1, 2, 2, 2, 3, 10]
+    assert survivors({"a": 0.1, "b": 0.5, "c": 0.3, "d": 0.5, "e": 0.2, "f": 0.2, "g": 0.0}) == ["b", "c", "d"]
+    assert survivors({"a": 0.5, "b": 0.5, "c": 0.5}) == ["a", "b"]
+    assert num_trials(30, 10, True) == 30 * 1 + 10 * 2 + 4 * 7
+    assert num_trials(30, 10, False) == 300
+
+
+# --- Optuna
+
+
+def asked(seed: int, scores: float) -> list[dict[str, object]]:
+    axes = [parse_axis(text) for text in ("strength=0.01..100:log", "epochs=1..9", "alpha=synapse,uniform")]
+    search = Search(axes, 25, seed)
+    points = []
+    while generation := search.next():
+        points += generation
+        search.tell([[scores * k] for k in range(len(generation))], [k % 2 == 0 for k in range(len(generation))])
+    return points
+
+
+def test_a_search_asks_for_the_same_points_when_it_goes_on() -> None:
+    pytest.importorskip("optuna")
+    points = asked(1, 0.01)
+    assert len(points) == 25
+    assert points == asked(1, 0.01)
+    assert points != asked(2, 0.01)
+    assert points[:10] == asked(1, -0.01)[:10]
+    assert points[10:] != asked(1, -0.01)[10:], "what was found has a say in what is sought"
+    for point in points:
+        assert 0.01 <= point["strength"] <= 100
+        assert type(point["epochs"]) is int
+        assert point["alpha"] in ("synapse", "uniform")
+
+
+def test_without_optuna_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(InputError, match=r"pip install engram\[optuna\]"):
+        Search([parse_axis("eta=0..1")], 3, 0)
+
+
+# --- running
+
+SMALL = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "batch_size": 20, "trials": 3}
+
+
+def few(num_train: int = 300) -> list[Dataset]:
+    digits = load("mnist-small")
+    return [Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(60)], "structure")]
+
+
+def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **changes: object) -> Plan:
+    bases = [preset("split-mnist", method, **SMALL | CHOOSING | changes) for method in ("si", "dhp+si")]
+    return Plan(bases, [parse_axis(axis) for axis in axes], num_points, prune)
+
+
+def tried_in(plan: Plan, folder: Path, **options: object) -> list[Tried]:
+    usual = {"setting": Setting("cpu"), "command": "engram sweep"}
+    return run_sweep(plan, folder, lambda config: few(), **usual | options)
+
+
+GRID = ("learning_rate=0.001,0.01,0.1,0.3", "xi=0.1")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tried], list[float]]:
+    """A sweep, and how far it said to be."""
+    shares: list[float] = []
+    folder = tmp_path_factory.mktemp("sweep")
+    return tried_in(a_plan(*GRID), folder, report=lambda progress: shares.append(progress.share)), shares
+
+
+def test_a_sweep_tries_all_points_and_gives_up_the_worse(swept: tuple[list[Tried], list[float]]) -> None:
+    tried, shares = swept
+    assert [each.config.method for each in tried] == ["si"] * 4 + ["dhp+si"] * 4
+    for own in (tried[:4], tried[4:]):
+        assert sorted(len(each.scores) for each in own) == [1, 1, 3, 3]
+        given_up = max(each.scores[0] for each in own if not each.finished)
+        assert all(each.scores[0] >= given_up for each in own if each.finished)
+        assert best_of(own).mean == max(each.mean for each in own if each.finished)
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+
+
+def test_what_is_given_up_early_saves_its_trials_and_changes_no_other(
+    swept: tuple[list[Tried], list[float]], tmp_path: Path
+) -> None:
+    whole = tried_in(a_plan(*GRID, prune=False), tmp_path)
+    for one, other in zip(swept[0], whole, strict=True):
+        assert len(other.scores) == 3
+        assert one.scores == other.scores[: len(one.scores)]
+
+
+def test_a_sweep_that_was_stopped_goes_on_to_the_same(swept: tuple[list[Tried], list[float]], tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    for share in (0.01, 0.3, 0.6, 0.9):
+
+        def stop(progress: Progress, share: float = share) -> None:
+            if progress.share > share:
+                raise Stop
+
+        with pytest.raises(Stop):
+            tried_in(a_plan(*GRID), tmp_path, report=stop)
+    assert [vars(each) for each in tried_in(a_plan(*GRID), tmp_path)] == [vars(each) for each in swept[0]]
+    assert [vars(each) for each in tried_in(a_plan(*GRID), tmp_path)] == [vars(each) for each in swept[0]]
+
+
+def test_a_search_tries_nothing_twice(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    tried = tried_in(a_plan("penalty_step=proximal,gradient", num_points=12, trials=1), tmp_path)
+    assert sorted((each.config.method, each.point["penalty_step"]) for each in tried) == [
+        (method, step) for method in ("dhp+si", "si") for step in ("gradient", "proximal")
+    ]
+
+
+def test_trials_that_diverge_count_as_nothing(tmp_path: Path) -> None:
+    tried = tried_in(a_plan("learning_rate=0.01,1e30", trials=2), tmp_path)
+    lost = [each for each in tried if each.num_diverged]
+    assert [each.point for each in lost] == [{"learning_rate": 1e30}] * 2
+    assert all(each.scores == [0.0, 0.0] for each in lost)
+    assert best_of(tried[:2]).point == {"learning_rate": 0.01}
+
+
+def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
+    tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one")
+    with pytest.raises(InputError, match="there is another sweep in"):
+        tried_in(a_plan("xi=0.2", trials=1), tmp_path / "one")
+    with pytest.raises(InputError, match="there is another sweep in"):
+        tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one", setting=Setting("cpu", "float64"))
+    with pytest.raises(InputError, match="the data are not those"):
+        run_sweep(a_plan("xi=0.1", trials=1), tmp_path / "one", lambda config: few(299), command="engram sweep")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"not empty \(it holds mine.txt\)"):
+        tried_in(a_plan("xi=0.2", trials=1), tmp_path / "two")
+
+
+def test_a_range_is_not_a_grid() -> None:
+    with pytest.raises(InputError, match="is a range"):
+        a_plan("xi=0.1..0.2")
+    with pytest.raises(InputError, match="at least one point"):
+        a_plan("xi=0.1..0.2", num_points=0)
+    bases = [preset("split-mnist", "finetune")]
+    for axis in ("strength=1,2", "eta=0.1", "xi=0.1", "gamma=0.5", "protect=slow"):
+        with pytest.raises(InputError, match="changes nothing in the method finetune"):
+            Plan(bases, [parse_choice(axis)])
+
+
+def test_two_values_are_two_points() -> None:
+    assert [str(parse_choice(f"xi={text}")) for text in ("1", "1.0000001")] == ["xi=1", "xi=1.0000001"]
+
+
+def test_a_sweep_whose_folder_vanished_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+
+    def vanish(progress: Progress) -> None:
+        if folder.exists() and progress.share > 0.1:
+            folder.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(InputError, match="the folder was removed; the same command goes on"):
+        tried_in(a_plan("xi=0.1,0.2", trials=1), folder, report=vanish)
+    assert not (folder / "rungs" / "1-1.json").exists()
+
+
+def test_a_sweep_that_goes_on_elsewhere_warns(tmp_path: Path) -> None:
+    tried_in(a_plan("xi=0.1", trials=1), tmp_path)
+    content = json.loads((tmp_path / "sweep.json").read_text())
+    content["made_with"]["torch"] = "1.0"
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    notes: list[str | None] = []
+    tried_in(a_plan("xi=0.1", trials=1), tmp_path, report=lambda progress: notes.append(progress.note))
+    assert "torch 1.0 is now" in notes[0]
+
+
+def test_it_is_said_on_what_the_best_was_chosen() -> None:
+    usual = preset("split-mnist", "si")
+    chosen = usual.replace(**CHOOSING)
+    assert on_what(chosen, usual) == "on the test samples, with other seeds"
+    assert on_what(chosen.replace(seed=0), usual) == "on the test samples, with the same seeds"
+    assert "on which it was chosen" in on_what(chosen.replace(examine="test"), usual)
+
+
+# --- the command
+
+
+def test_the_command_prints_the_best_and_leaves_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["sweep", "split-mnist", "--methods", "si", "--grid", "learning_rate=0.001,0.1,0.3", "--dataset",
+               "mnist-small", "--tasks", "2", "--trials", "3", "--epochs", "1", "--set", "hidden=[8]", "--set",
+               "max_samples=200", "--set", "batch_size=20", "--out", str(out)]  # fmt: skip
+    for _ in range(2):  # the second time nothing is run
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code is None
+        printed = capsys.readouterr().out
+        assert "si on split-mnist (mnist-small), 3 points" in printed
+        assert "best" in printed
+        assert "given up" in printed
+        assert f"`engram run {out / 'best-si.toml'}` runs the best on the test samples" in printed
+    with (out / "points.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    (best,) = [row for row in rows if row["state"] == "best"]
+    assert len(rows) == 3
+    assert float(best["accuracy"]) == max(float(row["accuracy"]) for row in rows if row["trials"] == "3")
+    config = load_config(out / "best-si.toml")
+    assert (config.examine, config.seed, config.trials) == ("test", 0, 10)
+    assert config.learning_rate == float(best["learning_rate"])
+    assert (out / "sweep.png").stat().st_size > 5000
+    assert json.loads((out / "sweep.json").read_text())["axes"] == ["learning_rate=0.001,0.1,0.3"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "a sweep is over something"),
+        (["--grid", "eta=0.1", "--search", "eta=0..1"], "a sweep does one of them"),
+        (["--grid", "eta=0.1", "--points", "3"], "--points is how many points are sought"),
+        (["--grid", "eta=0.1,7"], "eta must be in [0, 1], not 7.0"),
+        (["--search", "eta=0..7"], "eta must be in [0, 1], not 7.0"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "sweep",
+                "split-mnist",
+                "--methods",
+                "dhp",
+                "--dataset",
+                "mnist-small",
+                *given,
+                "--out",
+                str(tmp_path / "x"),
+            ]
+        )
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

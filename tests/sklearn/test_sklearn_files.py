@@ -1,0 +1,271 @@
+"""Classifiers in files: they go on as if never saved, old files keep loading, and damaged ones are refused whole."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import tempfile
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engram import InputError
+from engram.common.tensor_file import read_tensors, write_tensors
+from engram.config.settings import METHODS
+from engram.sklearn import ContinualClassifier
+
+KEPT = Path(__file__).parents[1] / "integrations" / "files" / "classifier-1.safetensors"
+SMALL = {"hidden": (4,), "batch_size": 4, "memory_size": 6, "epochs": 2, "random_state": 0}
+# What the kept file was made from, and the class and probability that it gave for each of these samples then.
+KEPT_X = np.linspace(-1, 1, 12).reshape(4, 3)
+KEPT_CLASSES = ["ant", "bee", "cat"]
+
+
+def samples(classes, num_samples: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(seed)
+    return random.normal(size=(num_samples, 3)), np.array(classes)[random.randint(len(classes), size=num_samples)]
+
+
+def tensors_of(classifier: ContinualClassifier) -> list[torch.Tensor]:
+    learner, memory = classifier.learner_, classifier.learner_.memory
+    held = [] if memory.inputs is None else [memory.inputs, memory.targets]
+    return [*learner.model.state_dict().values(), *learner.penalty.state_dict().values(), *held]
+
+
+def go_on(classifier: ContinualClassifier, classes: np.ndarray) -> ContinualClassifier:
+    """Some more of the current task, a task of a new class, and the old task again."""
+    classifier.partial_fit(*samples(classes, seed=2), task=classifier._task)
+    classifier.partial_fit(*samples(classes, seed=3), task="another")
+    return classifier.partial_fit(*samples(classes[:1], seed=4), task=1)
+
+
+def assert_same(one: ContinualClassifier, other: ContinualClassifier) -> None:
+    assert one.classes_.tolist() == other.classes_.tolist()
+    assert one.classes_.dtype == other.classes_.dtype
+    assert one._task_rows == other._task_rows
+    assert all(map(torch.equal, tensors_of(one), tensors_of(other)))
+    X, _ = samples([0])
+    np.testing.assert_array_equal(one.predict_proba(X), other.predict_proba(X))
+    np.testing.assert_array_equal(one.predict(X, task=1), other.predict(X, task=1))
+
+
+@given(
+    st.sampled_from(METHODS),
+    st.booleans(),
+    st.sampled_from(
+        [np.array(["a", "bc"]), np.array([3, -1]), np.array([True, False]), np.array(["x", "y"], dtype=object),
+         np.array([1.0, 2.0]), np.array([7, 9], dtype=np.uint8)]
+    ),
+)  # fmt: skip
+@settings(deadline=None, max_examples=15)
+def test_it_goes_on_as_if_it_had_never_been_saved(method: str, steady: bool, classes: np.ndarray) -> None:
+    classifier = ContinualClassifier(method=method, steady=steady, **SMALL)
+    classifier.fit(*samples(classes), task=1).partial_fit(*samples(classes, seed=1), task=2)
+    for again in (through_a_file(classifier), pickle.loads(pickle.dumps(classifier))):
+        assert_same(again, classifier)
+        ours, theirs = pickle.loads(pickle.dumps(classifier)), again
+        assert_same(go_on(ours, classes), go_on(theirs, classes))
+
+
+def through_a_file(classifier: ContinualClassifier) -> ContinualClassifier:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        classifier.save(path)
+        return ContinualClassifier.load(path)
+
+
+def test_parameters_names_and_joblib(tmp_path: Path) -> None:
+    classifier = ContinualClassifier(**{**SMALL, "hidden": [4], "strength": np.float64(2), "masked": False})
+    classifier.fit(*samples([0, 1]), task=1)
+    joblib.dump(classifier, tmp_path / "joblib")
+    assert_same(joblib.load(tmp_path / "joblib"), classifier)
+    classifier.feature_names_in_ = np.array(["length", "width", "height"], dtype=object)
+    classifier.set_params(memory_size=99)  # which counts from the next fit on
+    classifier.save(tmp_path / "model")
+    again = ContinualClassifier.load(tmp_path / "model", device="auto")
+    assert again.get_params() == {**classifier.get_params(), "hidden": (4,), "device": "auto"}
+    assert again.feature_names_in_.tolist() == ["length", "width", "height"]
+    assert (again.learner_.masked, again.learner_.memory_size) == (False, 6)
+
+
+def test_a_file_of_the_first_format_still_loads() -> None:
+    classifier = ContinualClassifier.load(KEPT)
+    assert classifier.classes_.tolist() == KEPT_CLASSES
+    assert {task: classes.tolist() for task, classes in classifier.tasks_.items()} == {
+        "first": ["bee", "cat"],
+        "second": ["ant", "cat"],
+    }
+    expected = json.loads(KEPT.with_suffix(".json").read_text())
+    np.testing.assert_allclose(classifier.predict_proba(KEPT_X), expected["all"], rtol=1e-9)
+    np.testing.assert_allclose(classifier.predict_proba(KEPT_X, task="first"), expected["first"], rtol=1e-9)
+    classifier.partial_fit(KEPT_X, ["ant", "bee", "cat", "dog"], task="third")
+    assert len(classifier.learner_.penalty.terms) == 1
+    assert classifier.classes_.tolist() == [*KEPT_CLASSES, "dog"]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_damaged_file_is_refused_in_one_sentence(data) -> None:
+    whole = KEPT.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "damaged"
+        if data.draw(st.booleans()):
+            path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        else:
+            place = data.draw(st.integers(0, len(whole) - 1))
+            other = (whole[place] + data.draw(st.integers(1, 255))) % 256
+            path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
+        said = what_is_said_of(path)
+    (length,) = struct.unpack("<Q", whole[:8])
+    if said is None:  # a space in the header of safetensors means nothing
+        assert place < 8 + length
+    else:
+        assert "\n" not in said
+        assert str(path) in said
+
+
+def what_is_said_of(path: Path) -> str | None:
+    """The sentence by which a file is refused; None for one that is as good as the kept one."""
+    try:
+        classifier = ContinualClassifier.load(path)
+    except InputError as refusal:
+        return str(refusal)
+    kept = ContinualClassifier.load(KEPT)
+    np.testing.assert_array_equal(classifier.predict_proba(KEPT_X), kept.predict_proba(KEPT_X))
+    return None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": ["ant", "bee"]},
+        {"features": 4},
+        {"seen": [0, 5]},
+        {"seen": [0, "1"]},
+        {"tasks": [["first", [7]]]},
+        {"labels_type": "O!"},
+        {"memory": [3, 1]},
+        {"memory": [9, 1, 5]},
+        {"config": {"benchmark": "own", "method": "none"}},
+        {"params": {"unknown": 1, "hidden": [4]}},
+        {"params": None},
+        {"num_calls": None},
+        {"labels_type": "<U20000000", "labels": ["ant", "bee", 3]},
+        {"labels": ["ant", "bee", "bee"]},
+        {"labels_type": "<i8"},
+        {"labels": [], "labels_type": "<U3"},
+        {"seen": []},
+        {"seen": [0, 1, 2, 2]},
+        {"seen": [0, 1, True]},
+        {"classes": [0.0]},
+        {"tasks": [["first", [0]], ["first", [1]]]},
+        {"tasks": [[["first"], [0]]]},
+        {"task": ["first"]},
+        {"masked": "no"},
+        {"num_samples": -1},
+        {"num_samples": "7"},
+        {"memory": [6, 0, 0]},
+        {"memory": [6.0, 2, 0]},
+        {"feature_names": ["length", "width"]},
+        {"feature_names": ["length", "width", 3]},
+        {"config.hidden": [10**9]},
+        {"params.hidden": "4"},
+        {"params.hidden": ["4"]},
+        {"params.device": 4},
+        {"params.method": ["dhp"]},
+    ],
+    ids=str,
+)
+def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change) -> None:
+    header, tensors = read_tensors(KEPT, "classifier", 1)
+    path = tmp_path / "odd"
+    for name, value in change.items():
+        place, _, inner = name.partition(".")
+        header[place] = {**header[place], inner: value} if inner else value
+    write_tensors(path, "classifier", 1, header, tensors)
+    with pytest.raises(InputError, match="odd does not hold a classifier") as told:
+        ContinualClassifier.load(path)
+    assert "\n" not in str(told.value)
+
+
+def test_text_is_as_wide_as_its_labels_whatever_the_file_says(tmp_path: Path) -> None:
+    header, tensors = read_tensors(KEPT, "classifier", 1)
+    write_tensors(tmp_path / "wide", "classifier", 1, {**header, "labels_type": "<U20000000"}, tensors)
+    assert ContinualClassifier.load(tmp_path / "wide").classes_.dtype == np.dtype("U3")
+
+
+def test_a_device_that_is_not_there_is_not_the_files_fault() -> None:
+    with pytest.raises(InputError, match=r"^there is no device 'gpu'"):
+        ContinualClassifier.load(KEPT, device="gpu")
+
+
+def test_the_current_task_goes_on_and_is_not_consolidated() -> None:
+    classifier = ContinualClassifier(method="ewc", **SMALL).fit(*samples([0, 1]), task="now")
+    again = through_a_file(classifier).partial_fit(*samples([0, 1], seed=1), task="now")
+    assert len(again.learner_.penalty.terms) == 0
+    assert len(again.partial_fit(*samples([0, 1]), task="then").learner_.penalty.terms) == 1
+
+
+@pytest.mark.parametrize("method", ["ewc", "online-ewc", "mas"])
+def test_sums_over_what_was_read_round_as_before(method: str) -> None:
+    """With sizes at which a file leaves tensors unaligned, and kernels take another path over them."""
+    random = np.random.RandomState(0)
+    X, y = random.normal(size=(64, 37)).astype(np.float32), random.randint(3, size=64)
+    classifier = ContinualClassifier((50,), method, random_state=0, epochs=2).fit(X, y, task=1)
+    again = through_a_file(classifier)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors_of(again))
+    for each in (classifier, again):
+        each.partial_fit(X, y, task=2).partial_fit(X, y, task=3)
+    assert all(map(torch.equal, tensors_of(classifier), tensors_of(again)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "comes_back"),
+    [
+        ("hidden", 4, 4), ("hidden", np.int64(4), 4), ("hidden", (4, 3), (4, 3)), ("hidden", [4], (4,)),
+        ("hidden", (np.int64(4), 3), (4, 3)), ("hidden", np.array([4, 3]), (4, 3)), ("method", "mas", "mas"),
+        ("method", np.str_("mas"), "mas"), ("strength", None, None), ("strength", 2, 2), ("strength", 0.5, 0.5),
+        ("steady", np.bool_(False), False), ("masked", False, False), ("learning_rate", np.float32(0.5), 0.5),
+        ("batch_size", np.int32(3), 3), ("epochs", 1, 1), ("partial_fit_epochs", np.int64(2), 2), ("memory_size", 5, 5),
+        ("random_state", None, None), ("random_state", 7, 7), ("random_state", np.uint8(7), 7),
+        ("device", "auto", "auto"),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_parameter_comes_back(name: str, value, comes_back) -> None:
+    classifier = ContinualClassifier(**{**SMALL, name: value}).fit(*samples([0, 1]), task=1)
+    again = through_a_file(classifier)
+    got = again.get_params()[name]
+    assert (got, type(got)) == (comes_back, type(comes_back))
+    assert_same(again.partial_fit(*samples([0, 2]), task=2), classifier.partial_fit(*samples([0, 2]), task=2))
+
+
+def test_files_of_another_kind_or_time_are_refused(tmp_path: Path) -> None:
+    header, tensors = read_tensors(KEPT, "classifier", 1)
+    write_tensors(tmp_path / "later", "classifier", 2, header, tensors)
+    with pytest.raises(InputError, match="newer version of Engram"):
+        ContinualClassifier.load(tmp_path / "later")
+    write_tensors(tmp_path / "other", "checkpoint", 1, header, tensors)
+    with pytest.raises(InputError, match="not a classifier of Engram"):
+        ContinualClassifier.load(tmp_path / "other")
+    with pytest.raises(InputError, match="there is no file"):
+        ContinualClassifier.load(tmp_path / "none")
+
+
+def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    X, y = samples([0, 1])
+    with pytest.raises(InputError, match=r"the task \(1, 2\) cannot be saved"):
+        ContinualClassifier(**SMALL).fit(X, y, task=(1, 2)).save(path)
+    with pytest.raises(InputError, match="the parameter random_state RandomState"):
+        ContinualClassifier(**{**SMALL, "random_state": np.random.RandomState(0)}).fit(X, y).save(path)
+    for name, value in (("hidden", "wide"), ("hidden", (4.5,)), ("hidden", [[4]]), ("method", ["si"])):
+        changed = ContinualClassifier(**SMALL).fit(X, y).set_params(**{name: value})
+        with pytest.raises(InputError, match=f"the parameter {name} .* cannot be saved"):
+            changed.save(path)
+    assert list(tmp_path.iterdir()) == []
