@@ -1,0 +1,131 @@
+"""What tests of several rooms build, compare and wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engram import InputError, Result, streams
+from engram.data.samples import Dataset, Origin
+from engram.data.sources import load
+from engram.data.streams import Stream
+
+# --- data
+
+
+def small_digits(num_train: int = 300, num_test: int = 100, *, first: int = 0, origin: Origin = "published") -> Dataset:
+    """The first samples of mnist-small, or those from `first` on."""
+    digits = load("mnist-small")
+    return Dataset(digits.name, digits.train[slice(first, first + num_train)], digits.test[slice(num_test)], origin)
+
+
+def custom_stream(
+    num_tasks: int = 2, shape: tuple[int, ...] = (1, 16, 16), num_train: int = 31, num_test: int = 20, more: int = 8
+) -> Stream:
+    """Tasks of three classes around random centres, as floats; every task has `more` samples than the one before."""
+    random = np.random.default_rng(0)
+
+    def samples(count: int, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(count) % 3
+        return random.normal(size=(count, *shape)) * 0.3 + centres[labels], labels
+
+    tasks = []
+    for task in range(num_tasks):
+        centres = random.normal(size=(3, *shape))
+        tasks.append((*samples(num_train + more * task, centres), *samples(num_test, centres)))
+    return streams.from_arrays(tasks)
+
+
+# --- equal, bit for bit
+
+
+def assert_results_equal(found: Any, expected: Any) -> None:
+    """Two Results, or two sequences or mappings of Results, have the same settings and the same numbers."""
+    if isinstance(expected, Result):
+        assert found.config == expected.config
+        assert_numbers_equal(found, expected)
+    elif isinstance(expected, Mapping):
+        assert list(found) == list(expected)
+        assert_results_equal(list(found.values()), list(expected.values()))
+    else:
+        assert isinstance(expected, Sequence)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_results_equal(one, other)
+
+
+def assert_numbers_equal(found: Result, expected: Result) -> None:
+    """Two Results have the same numbers, whatever their settings."""
+    np.testing.assert_array_equal(found.accuracy, expected.accuracy)  # NaN equals NaN here, and nothing else is close
+    np.testing.assert_array_equal(found.untrained, expected.untrained)
+    assert repr(found.dynamics) == repr(expected.dynamics)  # NaN is not equal to itself
+    assert found.diverged == expected.diverged
+
+
+def assert_tensors_equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """The same names in the same order, types, shapes and bits."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def files_in(folder: Path, pattern: str = "**/*") -> dict[str, bytes]:
+    """The content of every file, by its path in the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob(pattern)) if path.is_file()}
+
+
+# --- refused
+
+
+def refusal(call: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """The one sentence with which a call is refused."""
+    with pytest.raises(InputError) as error:
+        call(*arguments, **options)
+    sentence = str(error.value)
+    assert_one_sentence(sentence)
+    return sentence
+
+
+def assert_one_sentence(sentence: str) -> None:
+    assert 10 < len(sentence) < 1000
+    assert sentence.isprintable()
+    assert ". " not in sentence
+    assert "Error(" not in sentence
+
+
+def command_refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line on stderr with which `engram` refuses these arguments, with exit code 2."""
+    from engram.cli.main import main
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    line = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert line.startswith("engram: ")
+    assert line.count("\n") == 1
+    assert line.endswith("\n")
+    return line.removesuffix("\n")
+
+
+# --- time
+
+
+def wait_for(
+    condition: Callable[[], bool], *, still_running: Callable[[], bool] = lambda: True, seconds: float = 60
+) -> None:
+    """Return when the condition holds, or when whatever should bring it about has ended."""
+    until = time.monotonic() + seconds
+    while not condition() and still_running():
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.005)
