@@ -1,23 +1,32 @@
-# make env     the environment in .venv        make test    its tests, but for those of make test-slow:
-#                                              clusters, several processes, kills
-# make demo    Split MNIST, all methods        make check   all tests, lint and types
-# make docs    the documentation in site/
-# make test-avalanche    the tests that need avalanche-lib, in an environment of their own
+# make demo       Split MNIST with all methods: a table, figures and a page in demo/
+# make test       the tests, without those of make test-slow
+# make test-slow  the tests that start clusters, browsers or several processes, or kill processes
+# make check      all tests, lint and types
+# make docs       the documentation in site/
+# make env        the development environment in .venv
+# make test-avalanche   the tests that need avalanche-lib, in their own environment
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: env demo test test-slow test-avalanche check lint docs clean
 
 env: .venv/.made
 
-.venv/.made: pyproject.toml constraints.txt
+# What a run needs.
+.venv/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e .
 	touch $@
 
-# mnist-small has a sixth of the digits: batches of 10 in place of 64 keep the paper's number of steps an epoch.
-demo: env
+# What development needs besides: tests, linters, documentation tools, Ray and the other extras.
+.venv/.made: .venv/.run
+	$(PIP) -c constraints.txt -e '.[dev]'
+	touch $@
+
+# mnist-small has a sixth of the digits, so batches of 10 instead of 64 keep the paper's number of steps per epoch.
+demo: .venv/.run
 	rm -rf demo
 	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out demo
 	$(BIN)/engram figures demo
@@ -31,7 +40,7 @@ test-slow: export OMP_NUM_THREADS = 1
 test-slow: env
 	$(BIN)/python -m pytest -n 2 -rs -m slow
 
-# avalanche-lib has many requirements, so it gets an environment of its own; torchvision without its idea of a PyTorch.
+# avalanche-lib has many requirements, so it gets its own environment. torchvision would bring another PyTorch.
 .venv-avalanche/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-avalanche
 	.venv-avalanche/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0

@@ -85,7 +85,7 @@ def test_without_ray_it_is_said_what_to_install(
     with pytest.raises(SystemExit) as ended:
         main(["run", "split-mnist", "--dataset", "mnist-small", "--engine", "ray", "--out", str(tmp_path / "run")])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "engram: Ray is not installed: pip install engram[ray]\n"
+    assert capsys.readouterr().err == "engram: Ray is not installed: pip install 'engram-cl[ray]'\n"
     assert not (tmp_path / "run").exists()
 
 

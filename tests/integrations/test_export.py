@@ -298,7 +298,7 @@ def test_without_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(InputError, match=r"onnx is not installed: it comes with the extra engram\[onnx\]"):
+    with pytest.raises(InputError, match=r"onnx is not installed: pip install 'engram-cl\[onnx\]'"):
         export_onnx(nn.ReLU(), tmp_path / "model", torch.rand(2, 2))
 
 

@@ -27,5 +27,5 @@ def test_a_missing_avalanche_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if "avalanche" in name.split(".")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [NoAvalanche, *sys.meta_path])
-    with pytest.raises(ModuleNotFoundError, match=r"it comes with the extra engram\[avalanche\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'engram-cl\[avalanche\]'"):
         import engram.integrations.avalanche  # noqa: F401

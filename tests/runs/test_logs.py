@@ -181,7 +181,7 @@ def test_what_cannot_be_logged_to_is_said_before_anything_begins(
     assert unknown == "engram: there is no log 'tensorbord' (did you mean tensorboard?), only tensorboard\n"
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     missing = refused(capsys, *command, "tensorboard")
-    assert missing == "engram: tensorboard is not installed: it comes with the extra engram[tensorboard]\n"
+    assert missing == "engram: tensorboard is not installed: pip install 'engram-cl[tensorboard]'\n"
     assert not (tmp_path / "run").exists()
 
 

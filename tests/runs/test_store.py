@@ -790,7 +790,7 @@ def test_a_value_that_parquet_cannot_hold_is_one_sentence(tmp_path: Path) -> Non
 def test_without_pyarrow_there_is_one_sentence(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     index = Index(runs)
-    with pytest.raises(InputError, match=r"^pyarrow is not installed: pip install engram\[parquet\]$"):
+    with pytest.raises(InputError, match=r"^pyarrow is not installed: pip install 'engram-cl\[parquet\]'$"):
         export(index, select(index), tmp_path / "all.parquet")
     assert not (tmp_path / "all.parquet").exists()
 

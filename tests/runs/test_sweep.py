@@ -122,7 +122,7 @@ def test_a_search_asks_for_the_same_points_when_it_goes_on() -> None:
 
 def test_without_optuna_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    with pytest.raises(InputError, match=r"pip install engram\[optuna\]"):
+    with pytest.raises(InputError, match=r"pip install 'engram-cl\[optuna\]'"):
         Search([parse_axis("eta=0..1")], 3, 0)
 
 

@@ -108,7 +108,7 @@ def test_scikit_learn_is_asked_for_only_where_it_is_used() -> None:
         "import engram, sys; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None; import engram.sklearn"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
-    assert told.endswith("ImportError: scikit-learn is not installed: it comes with the extra engram[sklearn]\n")
+    assert told.endswith("ImportError: scikit-learn is not installed: pip install 'engram-cl[sklearn]'\n")
 
 
 def test_the_example_in_its_docstring() -> None:

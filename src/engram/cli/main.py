@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from engram import __version__
 from engram.cli.late import late
 from engram.common.errors import INTERRUPTED, InputError, plain
-from engram.common.version import __version__
 
 LONGEST = 1000  # characters of a sentence that are shown
 

@@ -41,7 +41,7 @@ def _import_ray() -> Any:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what went wrong is said in a sentence
         import ray
     except ImportError as reason:
-        raise InputError("Ray is not installed: pip install engram[ray]") from reason
+        raise InputError("Ray is not installed: pip install 'engram-cl[ray]'") from reason
     return ray
 
 

@@ -29,7 +29,7 @@ except ModuleNotFoundError as reason:
     if reason.name != "avalanche":
         raise
     raise ModuleNotFoundError(
-        "avalanche-lib is not installed: it comes with the extra engram[avalanche]", name=reason.name
+        "avalanche-lib is not installed: pip install 'engram-cl[avalanche]'", name=reason.name
     ) from None
 
 

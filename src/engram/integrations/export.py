@@ -86,7 +86,7 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
     written: one that answers otherwise than the model is refused, and no file is left. An ONNX file is data: reading it
     runs no code of its author.
 
-    Needs the extra engram[onnx].
+    Needs `pip install 'engram-cl[onnx]'`.
 
     Example:
         >>> engram.export_onnx(model, "model.onnx", inputs)
@@ -154,7 +154,7 @@ def _installed(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as reason:
-        raise InputError(f"{package} is not installed: it comes with the extra engram[onnx]") from reason
+        raise InputError(f"{package} is not installed: pip install 'engram-cl[onnx]'") from reason
 
 
 def _on_host(model: nn.Module) -> nn.Module:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engram import __version__
 from engram.common.errors import SHOWN, InputError, in_brief, plain, said
 from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
-from engram.common.version import __version__
 from engram.nn.wrapping import bare
 from engram.penalties import Penalty
 

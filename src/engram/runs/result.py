@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from engram import __version__
 from engram.common.errors import InputError, said
 from engram.common.reading import MAX_JSON_BYTES, read_json, read_text
 from engram.common.replacing import write_atomically
-from engram.common.version import __version__
 from engram.config.settings import METHODS, Config, load_config
 from engram.runs import metrics
 from engram.runs.metrics import Array

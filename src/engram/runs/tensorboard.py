@@ -27,7 +27,7 @@ def check_log(name: str | None) -> None:
         return
     check_choice("log", name, LOGS)
     if find_spec("tensorboard") is None:
-        raise InputError("tensorboard is not installed: it comes with the extra engram[tensorboard]")
+        raise InputError("tensorboard is not installed: pip install 'engram-cl[tensorboard]'")
 
 
 @dataclass(frozen=True)

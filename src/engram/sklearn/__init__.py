@@ -3,7 +3,7 @@
 try:
     import sklearn  # noqa: F401 - asked here once, for one clear sentence
 except ImportError as reason:
-    raise ImportError("scikit-learn is not installed: it comes with the extra engram[sklearn]") from reason
+    raise ImportError("scikit-learn is not installed: pip install 'engram-cl[sklearn]'") from reason
 
 from engram.sklearn.classifier import ContinualClassifier
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from engram import __version__
 from engram.common.errors import plain
-from engram.common.version import __version__
 from engram.report.html.blocks import Html, Section
 
 # Nothing may be fetched, and nothing may run, whatever a result folder holds.

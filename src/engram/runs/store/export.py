@@ -127,7 +127,7 @@ def _write_parquet(path: Path, kinds: dict[str, str], rows: Iterable[Row]) -> No
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise InputError("pyarrow is not installed: pip install engram[parquet]") from None
+        raise InputError("pyarrow is not installed: pip install 'engram-cl[parquet]'") from None
     types = {"str": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
     types["tuple[int, ...]"] = pyarrow.list_(pyarrow.int64())
     schema = pyarrow.schema([(name, types[kind.removesuffix(" | None")]) for name, kind in kinds.items()])

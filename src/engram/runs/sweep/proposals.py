@@ -83,6 +83,6 @@ def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError as reason:
-        raise InputError("Optuna is not installed: pip install engram[optuna]; --grid needs nothing") from reason
+        raise InputError("Optuna is not installed: pip install 'engram-cl[optuna]'; --grid needs nothing") from reason
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

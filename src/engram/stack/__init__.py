@@ -1,1 +1,0 @@
-"""Many models as one program: written for one, trained by the hundred."""
