@@ -30,10 +30,10 @@ from engram.report.figures import (
     strengths,
     to_svg,
     trace_dynamics,
-    write_figures,
 )
 from engram.report.figures.style import COLOURS
 from engram.report.pairs import pairs
+from engram.reproduction.write import write_figures
 from engram.runs.result import Divergence, Result
 from engram.runs.sheets import Sheet, sheet_path, write_sheet
 

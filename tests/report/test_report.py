@@ -14,8 +14,6 @@ import pytest
 
 from engram.common.errors import InputError
 from engram.config.presets import preset
-from engram.report.figures import write_figures
-from engram.report.html import write_report
 from engram.report.html.blocks import facts, notice, paragraph, table
 from engram.report.html.missing import missing_from
 from engram.report.html.run_report import run_page
@@ -23,6 +21,7 @@ from engram.report.html.settings import in_words
 from engram.report.layout import Table
 from engram.reproduction.page import QUICK, reproduction_page, study_table
 from engram.reproduction.verdicts import variant_results
+from engram.reproduction.write import write_figures, write_report
 from engram.runs.result import FORMAT, Divergence, Result, write_result
 from engram.runs.sheets import Reproduction, Sheet, sheet_path, write_sheet
 

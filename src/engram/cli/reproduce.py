@@ -19,8 +19,8 @@ from engram.common.errors import InputError
 from engram.config.settings import BENCHMARKS, Config
 from engram.data.samples import Dataset
 from engram.engine import Engine, start_engine
-from engram.report.html import write_report
 from engram.reproduction.plan import plan
+from engram.reproduction.write import write_report
 from engram.runs.experiment import Setting
 from engram.runs.parts import Part, groups_of, run_part
 from engram.runs.run import check_options

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from engram.cli.display import print_tables
 from engram.common.errors import InputError, check_choice
-from engram.report.figures import FORMATS, parse_formats, write_figures
-from engram.report.html import write_report
+from engram.report.figures import FORMATS, parse_formats
 from engram.report.tables import gains, summary
+from engram.reproduction.write import write_figures, write_report
 from engram.runs.result import read_run
 
 RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
