@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engram
-from engram import Progress, Result, preset, streams
+from builders import custom_stream, small_digits
+from engram import Progress, Result, preset
 from engram.config.presets import STEADY
 from engram.config.settings import METHODS, Config
 from engram.data.batches import plan_epoch
-from engram.data.samples import Dataset
-from engram.data.sources import load
-from engram.data.streams import Stream, move_streams
+from engram.data.streams import move_streams
 from engram.engine.build import build_learner, build_streams, precision_of
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
 from engram.engine.choose import choose_program
@@ -62,11 +61,6 @@ def patches() -> ModuleType:
     return patches
 
 
-def few(num_train: int = 2000, num_test: int = 400) -> Dataset:
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(num_test)], digits.origin)
-
-
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(GPU)
 
@@ -92,7 +86,9 @@ def assert_near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> Non
 def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) -> None:
     config = preset("split-mnist", method, dataset="mnist-small", num_tasks=3, epochs=2, hidden=[32], trials=1)
     config = config.replace(penalty_step=penalty_step)
-    on_cpu, on_gpu = (run_on([config], [few()], Setting(device, "float32"))[0] for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (
+        run_on([config], [small_digits(2000, 400)], Setting(device, "float32"))[0] for device in ("cpu", "cuda")
+    )
     losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
     np.testing.assert_allclose(on_cpu.accuracy, on_gpu.accuracy, atol=0.02)
@@ -101,22 +97,10 @@ def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) ->
 @needs_gpu
 def test_the_cnn_trains_on_the_gpu() -> None:
     config = preset("vision-mixture", "dhp+mas", num_tasks=2, epochs=1, trials=1)
-    data = [few(640, 200)] * 2
+    data = [small_digits(640, 200)] * 2
     on_cpu, on_gpu = (run_on([config], data, Setting(device, "float32"))[0] for device in ("cpu", "cuda"))
     losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
-
-
-def own_stream() -> Stream:
-    """Three classes a task, as floats; tasks of different sizes."""
-    draw = np.random.default_rng(0)
-    tasks = []
-    for n in range(2):
-        centres = draw.normal(size=(3, 1, 17, 17))
-        labels = [np.arange(count) % 3 for count in (71 + 18 * n, 40)]
-        train, test = (draw.normal(size=(len(own), 1, 17, 17)) * 0.3 + centres[own] for own in labels)
-        tasks.append((train, labels[0], test, labels[1]))
-    return streams.from_arrays(tasks)
 
 
 KINDS = {
@@ -142,9 +126,15 @@ def run_kind(configs: Sequence[Config], setting: Setting, seen: list[Progress] |
     seen = [] if seen is None else seen
     if configs[0].benchmark == "own":
         return engram.run_many(
-            configs, stream=own_stream(), device=setting.device, precision=setting.precision, report=seen.append
+            configs,
+            stream=custom_stream(shape=(1, 17, 17), num_train=71, num_test=40, more=18),
+            device=setting.device,
+            precision=setting.precision,
+            report=seen.append,
         )
-    return run_on(configs, [few(320, 200)] * (2 if configs[0].dataset == "five-datasets" else 1), setting, seen.append)
+    return run_on(
+        configs, [small_digits(320, 200)] * (2 if configs[0].dataset == "five-datasets" else 1), setting, seen.append
+    )
 
 
 @needs_gpu
@@ -236,7 +226,7 @@ def test_a_module_of_ones_own_trains_as_on_the_cpu(features: Callable[[], nn.Mod
         found.append(
             engram.run_many(
                 configs,
-                stream=own_stream(),
+                stream=custom_stream(shape=(1, 17, 17), num_train=71, num_test=40, more=18),
                 features=features,
                 device=device,
                 precision="float32",
@@ -257,7 +247,7 @@ def build(configs: Sequence[Config], num_train: int = 320) -> tuple[list[Learner
     """Learners in the order of a stack, and what they learn, on the GPU."""
     first = configs[0]
     trials = list(range(first.trials))
-    found = move_streams(build_streams(first, trials, [few(num_train, 100)]), GPU)
+    found = move_streams(build_streams(first, trials, [small_digits(num_train, 100)]), GPU)
     shape, num_classes = found[0].input_shape, found[0].num_classes
     learners = [build_learner(c, t, shape, num_classes, GPU, torch.float32) for t in trials for c in configs]
     return learners, Batches(trials, found, first.seed, torch.float32)
@@ -399,7 +389,7 @@ def test_a_run_on_the_gpu_goes_on_bit_for_bit(
     configs = configs_of("imbalanced", ("dhp+si", "ewc", "dhp+mas", "finetune"), epochs=2, network=network)
 
     def learn(checkpoints: CheckpointFolder | None) -> list[tuple[bytes, bytes, str]]:
-        results = run_on(configs, [few(320, 100)], Setting("cuda", "tf32", checkpoints=checkpoints))
+        results = run_on(configs, [small_digits(320, 100)], Setting("cuda", "tf32", checkpoints=checkpoints))
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)

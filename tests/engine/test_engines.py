@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from builders import assert_results_equal, small_digits
 from engram import InputError, Progress, preset, run_many
 from engram.cli.main import main
 from engram.common.errors import Stopped
 from engram.config.settings import Config
-from engram.data.samples import Dataset
-from engram.data.sources import load
 from engram.engine import Engine, InProcess, start_engine
 from engram.engine.build import Own
 from engram.engine.checkpoint import CheckpointFolder
@@ -29,27 +27,12 @@ from engram.engine.letters import Letter, News, with_news
 from engram.engine.stacks import Share
 from engram.engine.unit import Source, Told, Unit, find_limit
 from engram.runs.experiment import Setting, run_on
-from engram.runs.result import Result
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 20}
 
 
-def few(num_train: int = 400) -> Dataset:
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(100)], "structure")
-
-
 def configs(*methods: str, **changes: object) -> list[Config]:
     return [preset("permuted-mnist", method, **SMALL | changes) for method in methods or ("dhp+si", "finetune")]
-
-
-def assert_same(some: list[Result], others: list[Result]) -> None:
-    assert len(some) == len(others)
-    for one, other in zip(some, others, strict=True):
-        assert one.config == other.config
-        assert np.array_equal(one.accuracy, other.accuracy, equal_nan=True)
-        assert repr(one.dynamics) == repr(other.dynamics)
-        assert one.diverged == other.diverged
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +51,7 @@ def test_the_default_engine_trains_stack_after_stack() -> None:
     assert engine.at_once == 1
     assert engine.surroundings("cpu") == {"device": "cpu", "threads": torch.get_num_threads()}
     few_samples = configs(max_samples=100)
-    assert_same(run_many(few_samples, device="cpu", engine=engine), run_many(few_samples, device="cpu"))
+    assert_results_equal(run_many(few_samples, device="cpu", engine=engine), run_many(few_samples, device="cpu"))
 
 
 def test_an_engine_that_there_is_not_is_refused() -> None:
@@ -124,7 +107,7 @@ def test_settings_that_take_no_memory_are_looked_at_once(monkeypatch: pytest.Mon
     asked: list[list[Config]] = []
     monkeypatch.setattr("engram.engine.unit.largest_stack", lambda configs, *given: asked.append(list(configs)) or 7)
     many = [*configs("si", strength=1.0), *configs("si", strength=2.0), *configs("si", hidden=[9]), *configs("mas")]
-    unit = Unit(0, many, Share((0,), (0,)), Source(many[0], (few(),)), "cpu", "float32")
+    unit = Unit(0, many, Share((0,), (0,)), Source(many[0], (small_digits(400),)), "cpu", "float32")
     assert find_limit(unit) == 7
     assert [(config.method, config.hidden) for config in asked[0]] == [("si", (8,)), ("si", (9,)), ("mas", (8,))]
 
@@ -196,12 +179,14 @@ def test_a_worker_that_dies_is_replaced_and_goes_on_from_its_checkpoint(cluster:
     own = Own(fragile(marker, 50))  # in the second epoch
     kept = CheckpointFolder(tmp_path / "run", seconds_between=0)
     kept.run.mkdir()
-    (result,) = run_on([config], [few()], Setting("cpu", own=own, checkpoints=kept, engine=cluster), seen.append)
+    (result,) = run_on(
+        [config], [small_digits(400)], Setting("cpu", own=own, checkpoints=kept, engine=cluster), seen.append
+    )
     assert marker.exists()
     notes = [progress.note for progress in seen if progress.note]
     assert "a worker of stack 1 died: it is tried again (1 of 3)" in notes
     assert any(note.startswith("goes on from task") for note in notes)
-    assert_same([result], run_on([config], [few()], Setting("cpu", own=own)))
+    assert_results_equal([result], run_on([config], [small_digits(400)], Setting("cpu", own=own)))
 
 
 @pytest.mark.slow
@@ -217,7 +202,7 @@ def test_workers_that_always_die_are_given_up(cluster: Engine, monkeypatch: pyte
 
     setting = Setting("cpu", max_stack=1, own=Own(features), engine=cluster)
     with pytest.raises(InputError, match="the workers of stack 1 died 2 times"):
-        run_on([config], [few()], setting)
+        run_on([config], [small_digits(400)], setting)
 
 
 @pytest.mark.slow
@@ -226,7 +211,7 @@ def test_what_a_worker_refuses_is_said_here(cluster: Engine) -> None:
         return nn.Flatten(0)
 
     with pytest.raises(InputError, match="features must give one row a sample"):
-        run_on(configs("si", network="own"), [few()], Setting("cpu", own=Own(features), engine=cluster))
+        run_on(configs("si", network="own"), [small_digits(400)], Setting("cpu", own=Own(features), engine=cluster))
     with pytest.raises(InputError, match="the Ray cluster has 0 GPUs, and a stack needs 1"):
         cluster.surroundings("cuda")
 
@@ -256,8 +241,8 @@ def test_a_run_on_ray_that_was_stopped_goes_on_anywhere(cluster: Engine, tmp_pat
     asked = configs(epochs=4, trials=1, network="own")
     setting = Setting("cpu", max_stack=1, own=Own(Slow), checkpoints=kept, engine=cluster, stop_asked=stop)
     with pytest.raises(Stopped):
-        run_on(asked, [few()], setting, seen.append)
+        run_on(asked, [small_digits(400)], setting, seen.append)
     # of those at work each has kept where it stands, though the other ended first
     assert all(kept.of_stack(number).path.exists() for number in range(min(2, cluster.at_once)))
-    resumed = run_on(asked, [few()], Setting("cpu", own=Own(Slow), checkpoints=CheckpointFolder(tmp_path)))
-    assert_same(resumed, run_on(asked, [few()], Setting("cpu", own=Own(Slow))))
+    resumed = run_on(asked, [small_digits(400)], Setting("cpu", own=Own(Slow), checkpoints=CheckpointFolder(tmp_path)))
+    assert_results_equal(resumed, run_on(asked, [small_digits(400)], Setting("cpu", own=Own(Slow))))

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from test_experiment import assert_same, own_stream
 from torch import Tensor, nn
 
 import engram
+from builders import assert_numbers_equal, custom_stream
 from engram import MAS, InputError, preset
 from engram.engine.build import Own, build_learner
 from engram.engine.chains import chain_of
@@ -174,7 +174,7 @@ def test_models_that_share_a_tensor_are_refused() -> None:
     shared = nn.Sequential(nn.Flatten(), nn.Linear(256, 8))
     config = preset("own", "finetune", network="own", trials=2, epochs=1)
     with pytest.raises(InputError, match="two models share a tensor"):
-        engram.run(config, stream=own_stream(), features=lambda: shared)
+        engram.run(config, stream=custom_stream(), features=lambda: shared)
     pretrained = torch.randn(8, 256)
 
     def from_pretrained() -> nn.Module:
@@ -183,9 +183,9 @@ def test_models_that_share_a_tensor_are_refused() -> None:
         return module
 
     with pytest.raises(InputError, match="two models share a tensor"):
-        engram.run(config, stream=own_stream(), features=from_pretrained)
+        engram.run(config, stream=custom_stream(), features=from_pretrained)
     with pytest.raises(InputError, match="makes a module, not a int"):
-        engram.run(config, stream=own_stream(), features=lambda: 3)
+        engram.run(config, stream=custom_stream(), features=lambda: 3)
 
 
 def test_a_batch_that_a_module_cannot_take_is_told_in_a_sentence() -> None:
@@ -193,7 +193,7 @@ def test_a_batch_that_a_module_cannot_take_is_told_in_a_sentence() -> None:
     with pytest.raises(InputError, match="cannot train in task 1 of trial 1, on a batch of 1"):
         engram.run(
             config,
-            stream=own_stream(),
+            stream=custom_stream(),
             features=lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.BatchNorm1d(8)),
         )
 
@@ -203,9 +203,9 @@ def test_what_dropout_draws_has_an_address() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(256, 12), nn.Dropout(0.5))
 
     config = preset("own", "finetune", network="own", trials=3, epochs=2, batch_size=8)
-    together = engram.run(config, stream=own_stream(), features=features, device="cpu")
-    assert_same(engram.run(config, stream=own_stream(), features=features, device="cpu"), together)
-    alone = engram.run(config.replace(first_trial=1, trials=1), stream=own_stream(), features=features, device="cpu")
+    together = engram.run(config, stream=custom_stream(), features=features, device="cpu")
+    assert_numbers_equal(engram.run(config, stream=custom_stream(), features=features, device="cpu"), together)
+    alone = engram.run(config.replace(first_trial=1, trials=1), stream=custom_stream(), features=features, device="cpu")
     assert repr(alone.dynamics) == repr([row for row in together.dynamics if row["trial"] == 1])
     learner = build_learner(config, 0, (1, 16, 16), 3, CPU, torch.float32, Own(features))
     example = (torch.rand(2, 1, 16, 16), torch.tensor([0, 1]))
@@ -240,26 +240,28 @@ class Absolute(MAS):
 
 def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
     config = preset("own", "finetune", hidden=[12], trials=2, epochs=6, batch_size=8, learning_rate=0.1)
-    free = engram.run(config, stream=own_stream(), head=Cosine, device="cpu")
+    free = engram.run(config, stream=custom_stream(), head=Cosine, device="cpu")
     held = engram.run(
-        config, stream=own_stream(), head=Cosine, penalty=lambda model: Squared(model, strength=1e3), device="cpu"
+        config, stream=custom_stream(), head=Cosine, penalty=lambda model: Squared(model, strength=1e3), device="cpu"
     )
     assert free.latest_task[:, -1].min() > 0.8
     losses = [[row["loss"] for row in result.dynamics if row["task"] == 1] for result in (free, held)]
     assert sum(losses[1]) > sum(losses[0]), "what is held learns the second task more slowly"
     with pytest.raises(InputError, match="goes with the methods finetune and dhp"):
         engram.run(
-            preset("own", "mas", strength=1.0), stream=own_stream(), penalty=lambda model: Squared(model, strength=1.0)
+            preset("own", "mas", strength=1.0),
+            stream=custom_stream(),
+            penalty=lambda model: Squared(model, strength=1.0),
         )
 
 
 def test_a_loss_of_ones_own_is_not_passed_over() -> None:
     config = preset("own", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8)
     with pytest.raises(InputError, match="Absolute has a `loss` of its own but not a `proximal_step`"):
-        engram.run(config, stream=own_stream(), penalty=lambda model: Absolute(model, strength=1.0))
+        engram.run(config, stream=custom_stream(), penalty=lambda model: Absolute(model, strength=1.0))
     by_gradient = config.replace(penalty_step="gradient")
     free, held = (
-        engram.run(by_gradient, stream=own_stream(), penalty=penalty, device="cpu")
+        engram.run(by_gradient, stream=custom_stream(), penalty=penalty, device="cpu")
         for penalty in (None, lambda model: Absolute(model, strength=1.0))
     )
     assert free.dynamics[-1]["loss"] != held.dynamics[-1]["loss"]
@@ -283,7 +285,7 @@ def test_a_change_in_place_that_a_small_batch_did_not_show_is_told() -> None:
     features = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(256), nn.Linear(256, 8), ChangesLargeBatches())
     config = preset("own", "finetune", network="own", trials=1, epochs=1, batch_size=8)
     with pytest.raises(InputError, match="was changed in place"):
-        engram.run(config, stream=own_stream(), features=lambda: features, device="cpu")
+        engram.run(config, stream=custom_stream(), features=lambda: features, device="cpu")
 
 
 class Freezing(MAS):
@@ -308,7 +310,7 @@ def test_a_layer_that_is_frozen_on_the_way_stays_as_it_is() -> None:
             kept.append(seen[-1].features[1].weight.detach().clone())
 
     config = preset("own", "finetune", hidden=[6], trials=1, epochs=1, batch_size=8)
-    engram.run(config, stream=own_stream(), penalty=penalty, report=watch, device="cpu")
+    engram.run(config, stream=custom_stream(), penalty=penalty, report=watch, device="cpu")
     assert torch.equal(kept[0], kept[1])
 
 
@@ -347,5 +349,7 @@ class Infinite(MAS):
 
 def test_importances_that_are_no_numbers_end_a_trial() -> None:
     config = preset("own", "finetune", hidden=[6], trials=2, epochs=1, batch_size=8)
-    result = engram.run(config, stream=own_stream(), penalty=lambda model: Infinite(model, strength=1.0), device="cpu")
+    result = engram.run(
+        config, stream=custom_stream(), penalty=lambda model: Infinite(model, strength=1.0), device="cpu"
+    )
     assert [(lost.trial, lost.task) for lost in result.diverged] == [(0, 0), (1, 0)]

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram import InputError, Progress, preset, streams
+from builders import custom_stream, small_digits
+from engram import InputError, Progress, preset
 from engram.config.presets import STEADY
 from engram.config.settings import METHODS, Config
-from engram.data.samples import Dataset
-from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine import choose
 from engram.engine.build import Own, build_learner, build_streams
@@ -50,26 +49,6 @@ KINDS = {
 }
 
 
-def few(num_train: int = 40, num_test: int = 30) -> Dataset:
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(num_test)], digits.origin)
-
-
-def own_stream(shape: tuple[int, ...] = (1, 16, 16)) -> Stream:
-    """Three classes a task, as floats; tasks of different sizes."""
-    random = np.random.default_rng(0)
-
-    def samples(count: int, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        labels = np.arange(count) % 3
-        return random.normal(size=(count, *shape)) * 0.3 + centres[labels], labels
-
-    tasks = []
-    for n in range(2):
-        centres = random.normal(size=(3, *shape))
-        tasks.append((*samples(21 + 8 * n, centres), *samples(20, centres)))
-    return streams.from_arrays(tasks)
-
-
 def config_of(kind: str, method: str, **changes: object) -> Config:
     benchmark, more = KINDS[kind]
     settings = QUICK | more | changes
@@ -82,8 +61,10 @@ def config_of(kind: str, method: str, **changes: object) -> Config:
 def streams_of(config: Config) -> list[Stream]:
     trials = list(range(config.first_trial, config.first_trial + config.trials))
     if config.benchmark == "own":
-        return [own_stream()] * len(trials)
-    data = few() if config.examine == "test" else few(240)  # of which the last sixth examine
+        return [custom_stream(num_train=21)] * len(trials)
+    data = (
+        small_digits(40, 30) if config.examine == "test" else small_digits(240, 30)
+    )  # of which the last sixth examine
     return build_streams(config, trials, [data] * (2 if config.benchmark == "vision-mixture" else 1))
 
 
@@ -419,7 +400,7 @@ def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
 
     def learn(checkpoints: CheckpointFolder | None) -> list:
         setting = Setting("cpu", "float64", checkpoints=checkpoints)
-        results = run_on(configs, [few(60)], setting, lambda progress: None)
+        results = run_on(configs, [small_digits(60, 30)], setting, lambda progress: None)
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)
@@ -926,11 +907,11 @@ def test_a_stack_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
 def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [config_of("permuted", method, epochs=1, trials=3) for method in ("finetune", "dhp+si")]
     seen: list[Progress] = []
-    whole = run_on(configs, [few()], Setting("cpu", "float64"))
+    whole = run_on(configs, [small_digits(40, 30)], Setting("cpu", "float64"))
     learners, batches = build([configs[1].replace(trials=1)])
     room = bytes_of_data(batches) + int(2.5 * bytes_of(learners[0], example_of(batches)[0]) / choose.SHARE_OF_MEMORY)
     monkeypatch.setattr(choose, "free_bytes", lambda device: room)
-    divided = run_on(configs, [few()], Setting("cpu", "float64"), seen.append)
+    divided = run_on(configs, [small_digits(40, 30)], Setting("cpu", "float64"), seen.append)
     assert [progress.note for progress in seen if progress.note] == ["6 models in 3 stacks: 2 + 2 + 2"]
     for one, other in zip(whole, divided, strict=True):
         assert np.array_equal(one.accuracy, other.accuracy, equal_nan=True)

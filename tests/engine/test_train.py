@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import engram
+from builders import small_digits
 from engram import NoPenalty, preset, streams
 from engram.config.settings import METHODS, Config
 from engram.data.samples import Dataset
@@ -44,10 +45,6 @@ def two_blobs(num_tasks: int = 3, per_class: int = 40) -> streams.Stream:
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
     return load("mnist-small")
-
-
-def few_digits(digits: Dataset, per_split: int = 600) -> Dataset:
-    return Dataset("mnist-small", digits.train[slice(per_split)], digits.test[slice(200)], "published")
 
 
 def make_learner(config: Config, stream: streams.Stream, trial: int = 0) -> Learner:
@@ -176,7 +173,7 @@ def test_every_method_learns_every_task(method: str, penalty_step: str) -> None:
 
 
 def test_a_trial_is_the_same_alone_or_among_others(digits) -> None:
-    small = few_digits(digits)
+    small = small_digits(600, 200)
     config = preset("permuted-mnist", "dhp+si", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[20], trials=3)
     (together,) = run_on([config], [small], ON_CPU)
     alone = []
@@ -195,7 +192,7 @@ def test_a_trial_is_the_same_alone_or_among_others(digits) -> None:
 
 
 def test_the_same_config_gives_the_same_result_and_another_seed_another(digits) -> None:
-    small = few_digits(digits)
+    small = small_digits(600, 200)
     config = preset("split-mnist", "dhp+mas", dataset="mnist-small", num_tasks=2, epochs=1, hidden=[20], trials=2)
     first, second = (run_on([config], [small], ON_CPU)[0] for _ in range(2))
     assert np.array_equal(first.accuracy, second.accuracy, equal_nan=True)
@@ -209,7 +206,7 @@ def test_finetune_forgets_and_consolidation_does_not(digits) -> None:
         "permuted-mnist", "finetune", dataset="mnist-small", num_tasks=3, epochs=2, batch_size=10,
         hidden=[50], trials=2, learning_rate=0.05,
     )  # fmt: skip
-    small = few_digits(digits, 3000)
+    small = small_digits(3000, 200)
     free, held = run_on([config, config.replace(method="online-ewc", strength=100.0)], [small], ON_CPU)
     assert free.latest_task[:, -1].min() > 0.75
     assert free.bwt.mean() < -0.04
@@ -220,7 +217,7 @@ def test_finetune_forgets_and_consolidation_does_not(digits) -> None:
 def test_progress_rises_to_one_and_results_come_after_each_task(digits) -> None:
     seen: list[Progress] = []
     config = preset("split-mnist", "finetune", dataset="mnist-small", num_tasks=2, epochs=2, hidden=[8], trials=2)
-    (result,) = run_on([config], [few_digits(digits)], ON_CPU, seen.append)
+    (result,) = run_on([config], [small_digits(600, 200)], ON_CPU, seen.append)
     shares = [progress.share for progress in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1
@@ -289,7 +286,7 @@ def test_a_diverging_experiment_ends_with_a_mark_and_nan(digits, method: str) ->
     config = preset(
         "split-mnist", method, dataset="mnist-small", num_tasks=2, epochs=1, hidden=[8], trials=2, learning_rate=1e18
     )
-    (result,) = run_on([config], [few_digits(digits)], ON_CPU)
+    (result,) = run_on([config], [small_digits(600, 200)], ON_CPU)
     assert [(d.trial, d.task) for d in result.diverged] == [(0, 0), (1, 0)]
     assert "trial 2 diverged in task 1, step " in str(result.diverged[1])
     assert np.isnan(result.accuracy).all()

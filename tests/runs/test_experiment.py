@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import engram
+from builders import assert_numbers_equal, custom_stream, small_digits
 from engram import InputError, Progress, Result, preset, streams
 from engram.config.settings import METHODS, Config
-from engram.data.samples import Dataset, Samples
-from engram.data.sources import load
+from engram.data.samples import Samples
 from engram.engine.build import build_learner, build_model, build_streams, precision_of
 from engram.engine.cpu.program import OneByOne
 from engram.engine.cpu.step import ContractDescent, FactoredDescent
@@ -26,34 +26,6 @@ from engram.engine.program import Batches
 from engram.engine.stacks import SHARED, plan_stacks
 from engram.penalties import MAS
 from engram.runs.experiment import Setting, run_on
-
-
-def few(num_train: int = 80, num_test: int = 40) -> Dataset:
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(num_test)], digits.origin)
-
-
-def own_stream(num_tasks: int = 2, shape: tuple[int, ...] = (1, 16, 16)) -> streams.Stream:
-    """Three classes a task, at random places; tasks of different sizes."""
-    random = np.random.default_rng(0)
-
-    def samples(count: int, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        labels = np.arange(count) % 3
-        return random.normal(size=(count, *shape)) * 0.3 + centres[labels], labels
-
-    tasks = []
-    for n in range(num_tasks):
-        centres = random.normal(size=(3, *shape))
-        tasks.append((*samples(31 + 8 * n, centres), *samples(20, centres)))
-    return streams.from_arrays(tasks)
-
-
-def assert_same(one: Result, other: Result) -> None:
-    assert np.array_equal(one.accuracy, other.accuracy, equal_nan=True)
-    assert np.array_equal(one.untrained, other.untrained)
-    assert repr(one.dynamics) == repr(other.dynamics)  # NaN is not equal to itself
-    assert one.diverged == other.diverged
-
 
 # --- N together are N alone
 
@@ -69,8 +41,8 @@ KINDS = {
 
 def run_kind(configs: list[Config], **options: object) -> list[Result]:
     if configs[0].benchmark == "own":
-        return engram.run_many(configs, stream=own_stream(), device="cpu", precision="float64", **options)
-    datasets = [few(32, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
+        return engram.run_many(configs, stream=custom_stream(), device="cpu", precision="float64", **options)
+    datasets = [small_digits(32, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
     return run_on(configs, datasets, Setting("cpu", "float64", **options))
 
 
@@ -124,7 +96,7 @@ def test_points_of_a_grid_train_together_each_with_its_own_values() -> None:
     ]
     together = run_kind(grid)
     for config, result in zip(grid, together, strict=True):
-        assert_same(run_kind([config])[0], result)
+        assert_numbers_equal(run_kind([config])[0], result)
     assert len({repr(result.dynamics[-1]) for result in together}) == len(grid), "each value tells"
 
 
@@ -133,7 +105,7 @@ def test_configs_with_other_steps_train_beside_each_other() -> None:
     configs = [base, base.replace(batch_size=10), base.replace(epochs=1), base.replace(method="finetune")]
     assert [share.configs for share in plan_stacks(configs, None)] == [(0, 3), (1,), (2,)]
     for config, result in zip(configs, run_kind(configs), strict=True):
-        assert_same(run_kind([config])[0], result)
+        assert_numbers_equal(run_kind([config])[0], result)
 
 
 # --- how an experiment is divided
@@ -172,10 +144,10 @@ def test_a_divided_experiment_gives_the_same_results_and_says_so(max_stack: int)
         for method in ("finetune", "dhp+si")
     ]
     seen: list[Progress] = []
-    whole = run_on(configs, [few()], Setting("cpu"))
-    divided = run_on(configs, [few()], Setting("cpu", max_stack=max_stack), seen.append)
+    whole = run_on(configs, [small_digits(80, 40)], Setting("cpu"))
+    divided = run_on(configs, [small_digits(80, 40)], Setting("cpu", max_stack=max_stack), seen.append)
     for one, other in zip(whole, divided, strict=True):
-        assert_same(one, other)
+        assert_numbers_equal(one, other)
     num_stacks = {1: 6, 3: 3, 5: 2}[max_stack]
     notes = [progress.note for progress in seen if progress.note]
     assert notes == [
@@ -215,7 +187,7 @@ def test_all_outputs_take_part_in_training_only_where_they_are_to(mask_training:
     """The loss of the only step, on the only batch, and the accuracy before it, from the network as it is made."""
     config = preset("split-mnist", "finetune", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
     config = config.replace(batch_size=1000, mask_training=mask_training)
-    data = few(200, 100)
+    data = small_digits(200, 100)
     (result,) = run_on([config], [data], Setting("cpu", "float64"))
     (stream,) = build_streams(config, [0], [data])
     model = build_model(config, 0, stream.input_shape, stream.num_classes).double()
@@ -235,7 +207,7 @@ def test_importances_are_of_the_outputs_that_took_part_in_training(method: str) 
     for mask_training in (True, False):
         config = preset("split-mnist", method, dataset="mnist-small", hidden=[8], num_tasks=1, trials=1, epochs=1)
         config = config.replace(mask_training=mask_training)
-        streams_ = build_streams(config, [0], [few(200, 100)])
+        streams_ = build_streams(config, [0], [small_digits(200, 100)])
         task = streams_[0][0]
         learner = build_learner(config, 0, (1, 28, 28), 10, torch.device("cpu"), torch.float64)
         batches = Batches([0], streams_, 0, torch.float64)
@@ -252,19 +224,19 @@ def test_importances_are_of_the_outputs_that_took_part_in_training(method: str) 
 
 def test_test_samples_have_no_say_where_validation_samples_examine() -> None:
     config = preset("split-mnist", "dhp+mas", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
-    data = few(300, 100)
+    data = small_digits(300, 100)
     other = replace(data, test=Samples(255 - data.test.inputs, data.test.targets.flip(0)))
     by_validation = [run_on([config.replace(examine="validation")], [d], Setting("cpu"))[0] for d in (data, other)]
     by_test = [run_on([config], [d], Setting("cpu"))[0] for d in (data, other)]
-    assert_same(*by_validation)
+    assert_numbers_equal(*by_validation)
     assert not np.array_equal(by_test[0].accuracy, by_test[1].accuracy)
 
 
 def test_a_shortened_run_is_a_run_on_less() -> None:
     config = preset("permuted-mnist", "dhp+si", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
-    (short,) = run_on([config.replace(max_samples=30)], [few(80, 50)], Setting("cpu"))
-    (less,) = run_on([config], [few(30, 30)], Setting("cpu"))
-    assert_same(short, less)
+    (short,) = run_on([config.replace(max_samples=30)], [small_digits(80, 50)], Setting("cpu"))
+    (less,) = run_on([config], [small_digits(30, 30)], Setting("cpu"))
+    assert_numbers_equal(short, less)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +248,7 @@ def test_a_shortened_run_is_a_run_on_less() -> None:
 )
 def test_a_stream_of_ones_own_is_never_shortened_in_silence(changes: dict, sentence: str) -> None:
     with pytest.raises(InputError) as error:
-        engram.run(preset("own", "dhp", **changes), stream=own_stream())
+        engram.run(preset("own", "dhp", **changes), stream=custom_stream())
     assert str(error.value) == sentence
 
 
@@ -306,21 +278,21 @@ def own_features() -> nn.Module:
 def test_features_of_ones_own_get_the_method_s_head(method: str) -> None:
     config = preset("own", method, network="own", epochs=20, batch_size=8, learning_rate=0.05, trials=2,
                     **({} if method == "finetune" else {"strength": 1e-3}))  # fmt: skip
-    result = engram.run(config, stream=own_stream(), features=own_features)
+    result = engram.run(config, stream=custom_stream(), features=own_features)
     assert result.latest_task.min() > 0.9
     assert not np.array_equal(result.dynamics[0]["loss"], result.dynamics[len(result.dynamics) // 2]["loss"])
-    (alone,) = engram.run_many([config.replace(trials=1, first_trial=1)], stream=own_stream(), features=own_features)
+    (alone,) = engram.run_many([config.replace(trials=1, first_trial=1)], stream=custom_stream(), features=own_features)
     assert np.array_equal(alone.accuracy[0], result.accuracy[1], equal_nan=True)
 
 
 def test_features_and_network_own_go_together() -> None:
     config = preset("own", "dhp")
     with pytest.raises(InputError, match="features go with network='own'"):
-        engram.run(config, stream=own_stream(), features=own_features)
+        engram.run(config, stream=custom_stream(), features=own_features)
     with pytest.raises(InputError, match="features go with network='own'"):
-        engram.run(config.replace(network="own"), stream=own_stream())
+        engram.run(config.replace(network="own"), stream=custom_stream())
     with pytest.raises(InputError, match="one row a sample"):
-        engram.run(config.replace(network="own"), stream=own_stream(), features=lambda: nn.Conv2d(1, 2, 3))
+        engram.run(config.replace(network="own"), stream=custom_stream(), features=lambda: nn.Conv2d(1, 2, 3))
 
 
 # --- neighbours
@@ -341,7 +313,7 @@ def test_a_model_that_diverges_leaves_its_neighbours_untouched(network: str) -> 
             assert [lost.trial for lost in result.diverged] == [0, 1]
             assert np.isnan(result.accuracy[:, -1]).all()
         else:
-            assert_same(run_kind([config])[0], result)
+            assert_numbers_equal(run_kind([config])[0], result)
 
 
 # --- a penalty of one's own
@@ -361,7 +333,7 @@ class Noted(MAS):
 
 @pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
 def test_a_penalty_with_steps_of_its_own_is_called_as_in_anybody_s_loop(penalty_step: str) -> None:
-    stream = own_stream()
+    stream = custom_stream()
     config = preset("own", "dhp+mas", strength=0.1, hidden=[12], epochs=2, batch_size=16, penalty_step=penalty_step)
 
     def make() -> Learner:

@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import small_digits
 from engram import InputError, Progress, preset
 from engram.cli.main import main
 from engram.common.errors import Stopped
 from engram.config.settings import Config
-from engram.data.samples import Dataset
-from engram.data.sources import load
 from engram.engine.checkpoint import CheckpointFolder
 from engram.report.html.settings import time_taken
 from engram.runs.experiment import Setting
@@ -37,11 +36,6 @@ COMMAND = ["run", "split-mnist", "--dataset", "mnist-small", "--methods", "si,dh
            "3", "--set", "hidden=[12]", "--set", "max_samples=1000", "--set", "batch_size=10"]  # fmt: skip
 
 
-def few() -> list[Dataset]:
-    digits = load("mnist-small")
-    return [Dataset(digits.name, digits.train[slice(300)], digits.test[slice(60)], "structure")]
-
-
 def configs() -> list[Config]:
     small = {"dataset": "mnist-small", "num_tasks": 3, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 10}
     return [preset("permuted-mnist", method, **small) for method in ("si", "dhp")]
@@ -49,11 +43,13 @@ def configs() -> list[Config]:
 
 def begin(folder: Path, report: Callable[[Progress], None] = lambda progress: None, **options: object) -> list[Result]:
     setting = Setting("cpu", **options)
-    return run_methods(configs(), few(), folder, command="x", setting=setting, seconds_between=0, report=report)
+    return run_methods(
+        configs(), [small_digits(300, 60)], folder, command="x", setting=setting, seconds_between=0, report=report
+    )
 
 
 def go_on(folder: Path, **options: object) -> list[Result]:
-    return resume_methods(folder, few(), seconds_between=0, **options)
+    return resume_methods(folder, [small_digits(300, 60)], seconds_between=0, **options)
 
 
 def results_in(folder: Path) -> dict[str, bytes]:
@@ -367,7 +363,7 @@ def test_a_run_can_be_stopped_at_any_time_and_goes_on(tmp_path: Path, whole: Pat
             return after.acted
 
         with pytest.raises(Stopped):  # no checkpoint is due: what is kept is kept because it stops
-            resume_methods(folder, few(), seconds_between=1000, stop_asked=asked, report=after)
+            resume_methods(folder, [small_digits(300, 60)], seconds_between=1000, stop_asked=asked, report=after)
         ((place, *_),) = [_places(folder)]
         assert place > last
         last = place

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from builders import small_digits
 from engram import InputError, Progress, preset, run_many, streams
 from engram.cli.main import main
 from engram.common.errors import DivergedError
 from engram.config.settings import Config
-from engram.data.samples import Dataset
-from engram.data.sources import load
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Record, TrialOutcome
 from engram.runs.experiment import Setting
@@ -33,15 +32,15 @@ def configs(**changes: object) -> list[Config]:
     return [preset("imbalanced-permuted-mnist", method, **usual | changes) for method in METHODS]
 
 
-def few() -> Dataset:
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(300)], digits.test[slice(100)], "structure")
-
-
 def begin(folder: Path, max_stack: int | None = None, **options: object) -> list[Result]:
     options = {"log": "tensorboard", "seconds_between": 0} | options
     return run_methods(
-        configs(), [few()], folder, command="engram run", setting=Setting("cpu", max_stack=max_stack), **options
+        configs(),
+        [small_digits()],
+        folder,
+        command="engram run",
+        setting=Setting("cpu", max_stack=max_stack),
+        **options,
     )
 
 
@@ -128,7 +127,7 @@ def test_a_run_that_was_stopped_tells_nothing_twice(
         begin(folder, max_stack=max_stack, report=stop)
     assert told[-1] > told[0], "it is told while it goes on"
     monkeypatch.undo()
-    results = resume_methods(folder, [few()])
+    results = resume_methods(folder, [small_digits()])
     assert_told(folder / "tensorboard", results)
     assert json.loads((folder / "run.json").read_text())["log"] == "tensorboard"
 

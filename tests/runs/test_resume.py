@@ -17,11 +17,10 @@ import pytest
 import torch
 from torch import nn
 
+from builders import small_digits
 from engram import InputError, Progress, preset
 from engram.cli.main import main
 from engram.config.settings import Config
-from engram.data.samples import Dataset
-from engram.data.sources import load
 from engram.engine import checkpoint
 from engram.engine.build import Own
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder, Checkpoints
@@ -36,11 +35,6 @@ from engram.runs.run import resume_methods, run_methods
 METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
 
 
-def few(num_train: int = 400, first: int = 0) -> Dataset:
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(first, first + num_train)], digits.test[slice(100)], "structure")
-
-
 def configs(**changes: object) -> list[Config]:
     usual = {"dataset": "mnist-small", "num_tasks": 3, "trials": 2, "epochs": 3, "hidden": [12], "batch_size": 8}
     return [preset("imbalanced-permuted-mnist", m, **({"strength": 1.0} if m == "ewc" else {}) | usual | changes)
@@ -51,7 +45,7 @@ def begin(folder: Path, *, epochs: int = 3, max_stack: int | None = None, **opti
     """A run that is kept at every moment at which it can be."""
     return run_methods(
         configs(epochs=epochs),
-        [few()],
+        [small_digits(400)],
         folder,
         command="engram run",
         setting=Setting("cpu", max_stack=max_stack),
@@ -61,7 +55,7 @@ def begin(folder: Path, *, epochs: int = 3, max_stack: int | None = None, **opti
 
 
 def go_on(folder: Path, **options: object) -> list[Result]:
-    return resume_methods(folder, [few()], seconds_between=0, **options)
+    return resume_methods(folder, [small_digits(400)], seconds_between=0, **options)
 
 
 def results_in(folder: Path) -> dict[str, bytes]:
@@ -244,7 +238,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Path) ->
 
 def test_a_diverged_trial_stays_diverged_when_the_run_goes_on(tmp_path: Path) -> None:
     wild = [config.replace(learning_rate=1e18) if config.method == "ewc" else config for config in configs()]
-    straight = run_on(wild, [few()], Setting("cpu"))
+    straight = run_on(wild, [small_digits(400)], Setting("cpu"))
     checkpoints = CheckpointFolder(tmp_path, seconds_between=0)
 
     def stop(progress: Progress) -> None:
@@ -252,8 +246,8 @@ def test_a_diverged_trial_stays_diverged_when_the_run_goes_on(tmp_path: Path) ->
             raise Stop
 
     with pytest.raises(Stop):
-        run_on(wild, [few()], Setting("cpu", checkpoints=checkpoints), stop)
-    resumed = run_on(wild, [few()], Setting("cpu", checkpoints=CheckpointFolder(tmp_path)))
+        run_on(wild, [small_digits(400)], Setting("cpu", checkpoints=checkpoints), stop)
+    resumed = run_on(wild, [small_digits(400)], Setting("cpu", checkpoints=CheckpointFolder(tmp_path)))
     assert [result.diverged for result in resumed] == [result.diverged for result in straight]
     assert [len(result.diverged) for result in straight] == [0, 2, 0, 0]
     for one, other in zip(resumed, straight, strict=True):
@@ -272,7 +266,7 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
     ) -> list[dict[str, float]]:
         torch.manual_seed(seed)
         setting = Setting("cpu", own=Own(features), checkpoints=checkpoints)
-        return run_on([config], [few()], setting, report)[0].dynamics
+        return run_on([config], [small_digits(400)], setting, report)[0].dynamics
 
     def stop(progress: Progress) -> None:
         if progress.task == 1:
@@ -287,7 +281,7 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
-    run_on([config], [few()], Setting("cpu", own=Own(features)))
+    run_on([config], [small_digits(400)], Setting("cpu", own=Own(features)))
     assert torch.equal(torch.rand(3), expected), "and what is drawn after does not depend on them"
 
 
@@ -411,7 +405,7 @@ def test_a_run_that_is_at_work_is_refused_and_goes_on(stopped: Path, whole: Path
 
 
 def test_other_data_are_refused(stopped: Path) -> None:
-    for other in (few(399), few(first=1)):  # another number of samples; as many, but others
+    for other in (small_digits(399), small_digits(400, first=1)):  # another number of samples; as many, but others
         with pytest.raises(InputError, match="the data are not those"):
             resume_methods(stopped, [other])
     assert path_of(stopped).exists()

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from builders import small_digits
 from engram import InputError, Progress, preset
 from engram.cli.main import main
 from engram.config.presets import CHOOSING
 from engram.config.settings import load_config
-from engram.data.samples import Dataset
-from engram.data.sources import load
 from engram.report.sweep_table import on_what
 from engram.runs.experiment import Setting
 from engram.runs.sweep.halving import num_survivors, num_trials, rungs, survivors
@@ -131,11 +130,6 @@ def test_without_optuna_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "batch_size": 20, "trials": 3}
 
 
-def few(num_train: int = 300) -> list[Dataset]:
-    digits = load("mnist-small")
-    return [Dataset(digits.name, digits.train[slice(num_train)], digits.test[slice(60)], "structure")]
-
-
 def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **changes: object) -> Plan:
     bases = [preset("split-mnist", method, **SMALL | CHOOSING | changes) for method in ("si", "dhp+si")]
     return Plan(bases, [parse_axis(axis) for axis in axes], num_points, prune)
@@ -143,7 +137,7 @@ def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **chan
 
 def tried_in(plan: Plan, folder: Path, **options: object) -> list[Tried]:
     usual = {"setting": Setting("cpu"), "command": "engram sweep"}
-    return run_sweep(plan, folder, lambda config: few(), **usual | options)
+    return run_sweep(plan, folder, lambda config: [small_digits(300, 60)], **usual | options)
 
 
 GRID = ("learning_rate=0.001,0.01,0.1,0.3", "xi=0.1")
@@ -217,7 +211,9 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is another sweep in"):
         tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one", setting=Setting("cpu", "float64"))
     with pytest.raises(InputError, match="the data are not those"):
-        run_sweep(a_plan("xi=0.1", trials=1), tmp_path / "one", lambda config: few(299), command="engram sweep")
+        run_sweep(
+            a_plan("xi=0.1", trials=1), tmp_path / "one", lambda config: [small_digits(299, 60)], command="engram sweep"
+        )
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match=r"not empty \(it holds mine.txt\)"):
