@@ -26,7 +26,7 @@ from rich.progress import Progress
 from engram.bench.record import hardware
 from engram.bench.run import busy_notes
 from engram.common.errors import InputError
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.engine.build import choose_device, precision_of
 from engram.report.figures.drawing import save_drawings
 from engram.runs.result import versions

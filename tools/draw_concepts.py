@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import engram
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.data.batches import batches_of
 from engram.data.sources import load
 from engram.data.streams import Task

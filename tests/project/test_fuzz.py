@@ -21,9 +21,9 @@ from fuzz_workers import SECONDS, Fault, Tally, damaged, feed, place_files, try_
 
 from dataset_files import FILE, assert_one_sentence
 from engram import preset
-from engram.common import reading
-from engram.common.errors import InputError, check_choice, in_brief, plain, said
-from engram.common.reading import parse_json, read_json
+from engram.common import files
+from engram.common.errors import InputError, check_choice, printable, reason, shortened
+from engram.common.files import parse_json, read_json
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config import settings as config
 from engram.config.settings import load_config
@@ -110,9 +110,9 @@ def test_the_fuzzer_sees_every_kind_of_fault() -> None:
     indices = [names.index(name) for name in HARM]
     news = list(feed("harmful", harmful, 0, indices, seconds=0.5))
     found = {fault.index: fault.reason for fault in news if isinstance(fault, Fault)}
-    for index, (name, (_, reason)) in zip(indices, HARM.items(), strict=True):
-        assert (index in found) == bool(reason), name
-        assert reason in found.get(index, ""), name
+    for index, (name, (_, expected)) in zip(indices, HARM.items(), strict=True):
+        assert (index in found) == bool(expected), name
+        assert expected in found.get(index, ""), name
     assert sum(count for count in news if isinstance(count, int)) == len(indices)
     assert isinstance(news[-1], Tally)
 
@@ -131,14 +131,14 @@ def refusal(read: Callable[[], Any]) -> str:
 
 
 def test_a_value_in_a_sentence_is_short_and_moves_no_cursor() -> None:
-    assert in_brief("a" * 10**6) == "'" + "a" * 78 + "…"
-    assert in_brief("\x1b[2J\n") == repr("\x1b[2J\n")
-    assert in_brief(10**5000) == "a int beyond writing down"
-    assert in_brief([0] * 10**6)[-1] == "…"
-    assert plain("a\x1b[31m\ud800") == "a\\x1b[31m\\ud800"
-    assert said(KeyError("x" * 1000)) == "it has no '" + "x" * 78 + "…"
-    assert said(ValueError("First. Second.\nThird.")) == "First"
-    assert said(ValueError()) == "ValueError"
+    assert shortened("a" * 10**6) == "'" + "a" * 78 + "…"
+    assert shortened("\x1b[2J\n") == repr("\x1b[2J\n")
+    assert shortened(10**5000) == "a int that cannot be printed"
+    assert shortened([0] * 10**6)[-1] == "…"
+    assert printable("a\x1b[31m\ud800") == "a\\x1b[31m\\ud800"
+    assert reason(KeyError("x" * 1000)) == "it has no '" + "x" * 78 + "…"
+    assert reason(ValueError("First. Second.\nThird.")) == "First"
+    assert reason(ValueError()) == "ValueError"
 
 
 def test_a_word_of_megabytes_is_refused_at_once() -> None:
@@ -180,13 +180,13 @@ def test_a_name_twice_in_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_json_is_bounded_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_JSON_PARTS", 100)
+    monkeypatch.setattr(files, "MAX_JSON_ITEMS", 100)
     assert parse_json("[" + "[]," * 98 + "[]]") == [[]] * 99
     for text in ("[" + "[]," * 100 + "[]]", "[" + "{}," * 100 + "{}]", "[" + '"ab",' * 100 + '"ab"]'):
         assert "more than 100" in refusal(lambda text=text: parse_json(text))
     path = tmp_path / "large.json"
     with path.open("wb") as file:
-        file.truncate(reading.MAX_JSON_BYTES + 1)
+        file.truncate(files.MAX_JSON_BYTES + 1)
     assert "larger than" in refusal(lambda: read_json(path))
 
 
@@ -405,7 +405,7 @@ def test_every_promise_names_a_test_that_there_is() -> None:
     "limit",
     [
         *(bounded.MAX_BYTES, matlab.MAX_VARIABLES, formats.MAX_LABELS, download.MAX_MEMBERS, config.MAX_BYTES),
-        *(reading.MAX_JSON_BYTES, reading.MAX_JSON_PARTS, results.MAX_CSV_BYTES, results.MAX_CSV_ROWS),
+        *(files.MAX_JSON_BYTES, files.MAX_JSON_ITEMS, results.MAX_CSV_BYTES, results.MAX_CSV_ROWS),
         *(*config.MOST.values(), build.MAX_WEIGHTS),
     ],
 )

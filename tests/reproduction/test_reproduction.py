@@ -419,7 +419,7 @@ def test_two_processes_do_not_run_one_part_at_once(digits: Dataset, tmp_path: Pa
             refused.append(str(error.value))
 
     sheet = run_tiny(tiny_part(), tmp_path, digits, report=meddle)
-    assert refused[0].startswith("another process is at work on the run in")
+    assert refused[0].startswith("another process is using the run in")
     assert all(len(result.accuracy) == 2 for result in sheet.entries.values())
 
 

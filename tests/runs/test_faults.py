@@ -319,7 +319,7 @@ def test_two_processes_on_one_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
     for arguments in ([*COMMAND, "--out", folder], ["run", "--resume", folder]):
         assert command(*arguments) == 2
         err = capsys.readouterr().err
-        assert "already holds a run" in err or "another process is at work on the run in" in err
+        assert "already holds a run" in err or "another process is using the run in" in err
     assert before <= {path.name for path in folder.rglob("*")}
     assert first.poll() is None, "the first goes on"
     first.kill()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from engram.common.errors import InputError
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.config.presets import preset
 from engram.config.settings import Config
 from engram.runs.result import (

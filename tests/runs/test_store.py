@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.config.settings import KINDS
 from engram.report.compare import Side, difference, differences_table, settings_table, why_not_paired
 from engram.runs.result import write_result

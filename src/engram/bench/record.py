@@ -15,7 +15,7 @@ import torch
 from engram.bench import avalanche
 from engram.bench.run import Findings, Plan, Speed, StackMemory
 from engram.common.errors import InputError
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.report.layout import Table
 from engram.runs.result import versions
 

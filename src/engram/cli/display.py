@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from engram.common.errors import plain
+from engram.common.errors import printable
 from engram.config.settings import Config
 from engram.report.layout import Table
 from engram.report.tables import gains, summary
@@ -29,7 +29,7 @@ STEPS = 10_000  # of the bar
 
 def say(console: Console, line: str) -> None:
     """A line as it is: no markup in it, no colours, broken by a terminal alone."""
-    console.print(plain(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    console.print(printable(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def columns(what: str) -> tuple[ProgressColumn, ...]:
@@ -130,15 +130,15 @@ def print_tables(results: Sequence[Result], console: Console) -> None:
 
 def print_table(table: Table, console: Console) -> None:
     """What a run says of itself is shown as it is: it is no markup, and moves no cursor."""
-    title = Text(plain(table.title), style="bold")
+    title = Text(printable(table.title), style="bold")
     drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
-    drawn.add_column(Text(plain(table.columns[0])), no_wrap=True)
+    drawn.add_column(Text(printable(table.columns[0])), no_wrap=True)
     for column in table.columns[1:]:
-        drawn.add_column(Text(plain(column)), justify="right", no_wrap=True)
+        drawn.add_column(Text(printable(column)), justify="right", no_wrap=True)
     for row in table.rows:
-        drawn.add_row(*(Text(plain(cell)) for cell in row))
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
     # A narrow terminal breaks lines rather than numbers.
     drawn.width = console.measure(drawn, options=console.options.update(max_width=1000)).maximum
     console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
     for note in table.notes:
-        console.print(plain(note), style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        console.print(printable(note), style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)

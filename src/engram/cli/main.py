@@ -10,7 +10,7 @@ import typer
 
 from engram import __version__
 from engram.cli.late import late
-from engram.common.errors import INTERRUPTED, InputError, plain
+from engram.common.errors import INTERRUPTED, InputError, printable
 
 LONGEST = 1000  # characters of a sentence that are shown
 
@@ -77,6 +77,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse(sentence: str) -> int:
     if sentence:  # a bare `engram` shows its help and has nothing to add
-        line = plain(" ".join(sentence.split()))  # what was typed, or stands in a file, is no command to a terminal
+        line = printable(" ".join(sentence.split()))  # what was typed, or stands in a file, is no command to a terminal
         print(f"engram: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
     return 2

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engram.common.errors import check_choice, plain
+from engram.common.errors import check_choice, printable
 from engram.config.settings import BENCHMARKS, DATASETS, METHODS
 from engram.report.layout import Table, count, number
 from engram.runs.store.cells import in_csv
@@ -114,7 +114,7 @@ def _drawn(what: str) -> Iterator[Report]:
 def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], index: Index) -> Table:
     shown = [
         (
-            plain(row["run"]),
+            printable(row["run"]),
             (row["label"] if row["kind"] == "sheet" else row["method"]) or "–",
             row["benchmark"] or "–",
             row["dataset"] or "–",

@@ -14,7 +14,7 @@ from engram.cli.display import Bars, print_table, say
 from engram.cli.interruption import interruptible
 from engram.cli.run import Address, Device, EngineName, Precision, StackSize, configs_of, load_or_fetch
 from engram.common.errors import InputError
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.config.presets import CHOOSING, preset
 from engram.config.settings import BENCHMARKS, METHODS, Config, parse_setting
 from engram.data.samples import Dataset

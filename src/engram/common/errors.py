@@ -1,4 +1,4 @@
-"""What can go wrong in a way that a person can mend: each error's message is one sentence for them."""
+"""The errors that a user can fix. Each message is one sentence, written for them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something a person gave (an argument, a file, a tensor) cannot be used."""
+    """Something a user gave (an argument, a file, a tensor) cannot be used."""
 
 
 class NotFiniteError(InputError):
-    """A tensor holds NaN or infinity where that would poison what the network remembers."""
+    """A tensor holds NaN or infinity, which would corrupt what the network remembers."""
 
 
 class DivergedError(RuntimeError):
-    """The training loss stopped being a number."""
+    """The training loss became NaN or infinite."""
 
     def __init__(self, task: int, step: int):
         super().__init__(f"the loss became NaN or infinite in task {task + 1}, step {step + 1}")
@@ -23,48 +23,56 @@ class DivergedError(RuntimeError):
         self.step = step
 
     def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int]]:
-        return DivergedError, (self.task, self.step)  # from one process to another
+        return DivergedError, (self.task, self.step)  # pickled between processes
 
 
 class Stopped(Exception):
-    """A person asked a run to stop, and what it had learned is kept."""
+    """A user asked a run to stop; what it has learned so far is saved."""
 
 
-INTERRUPTED = 130  # the exit code of a command that a person stopped, as shells number it
-SHOWN = 80  # characters of a value in a sentence
+INTERRUPTED = 130  # the exit code of a command that was stopped by Ctrl-C, as in shells
+SHOWN = 80  # characters of a value that are shown in a message
 
 
-def in_brief(value: object) -> str:
-    """A value as a sentence can hold it: on one line, shortened, without anything that a terminal would obey."""
+def shortened(value: object) -> str:
+    """A value for a message: on one line, at most `SHOWN` characters, and safe to print on a terminal."""
     try:
         text = repr(value[:SHOWN] if isinstance(value, str | bytes | list | tuple) else value)
-    except (ValueError, RecursionError):  # a whole number of thousands of digits; lists within lists
-        text = f"a {type(value).__name__} beyond writing down"
-    return plain(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a list that contains itself
+        text = f"a {type(value).__name__} that cannot be printed"
+    return printable(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
 
 
-def said(reason: BaseException) -> str:
-    """The first sentence of what went wrong; a KeyError alone would be a mere name, and an OSError has the path too."""
-    if isinstance(reason, KeyError):
-        return f"it has no {in_brief(reason.args[0]) if reason.args else 'such name'}"
-    if isinstance(reason, OSError) and reason.strerror:
-        return reason.strerror
-    first = next(iter(str(reason).splitlines()), "").split(". ")[0] or type(reason).__name__
-    return plain(first if len(first) <= 4 * SHOWN else first[: 4 * SHOWN] + "…")
+def reason(error: BaseException) -> str:
+    """The first sentence of an error's message. A KeyError's is only a name, and an OSError's repeats the path."""
+    if isinstance(error, KeyError):
+        return f"it has no {shortened(error.args[0]) if error.args else 'such name'}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    first = next(iter(str(error).splitlines()), "").split(". ")[0] or type(error).__name__
+    return printable(first if len(first) <= 4 * SHOWN else first[: 4 * SHOWN] + "…")
 
 
-def plain(text: str) -> str:
-    """Text with what cannot be printed written as an escape, so that no file can move a terminal's cursor."""
+def printable(text: str) -> str:
+    """Text with unprintable characters escaped, so that no file can control the user's terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
-    """Refuse a value that is not among the choices, and name them."""
+    """Raise an `InputError` that lists the choices if the value is not one of them.
+
+    Args:
+        what: what the value is, for the message.
+        value: the value to check.
+        choices: the allowed values.
+
+        check_choice("method", "dph", ("finetune", "dhp"))  # there is no method 'dph' (did you mean dhp?), only …
+    """
     choices = tuple(choices)
     if value in choices:
         return
     near = difflib.get_close_matches(value[:SHOWN].lower(), choices, n=1) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]}?)" if near else ""
-    raise InputError(f"there is no {what} {in_brief(value)}{hint}, only {', '.join(choices)}")
+    raise InputError(f"there is no {what} {shortened(value)}{hint}, only {', '.join(choices)}")

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from engram.common.errors import InputError, in_brief, said
-from engram.common.replacing import write_atomically
+from engram.common.errors import InputError, reason, shortened
+from engram.common.files import write_or_refuse
 
 
 def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -29,17 +29,9 @@ def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], t
     with_sum = json.dumps({**described, "checksum": _checksum(described, on_host)}, allow_nan=False)
     try:
         content = save(on_host, {"engram": with_sum})
-    except KeyError as reason:  # of a type that safetensors does not have
-        raise InputError(f"{reason} cannot be kept in a file of tensors") from reason
-    write_whole(path, content)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; a path at which there can be none is refused in one sentence."""
-    try:
-        write_atomically(path, content)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as reason:
-        raise InputError(f"{path} cannot be written: {said(reason)}") from reason
+    except KeyError as error:  # of a type that safetensors does not have
+        raise InputError(f"{error} cannot be kept in a file of tensors") from error
+    write_or_refuse(path, content)
 
 
 def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -52,27 +44,27 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
             # cloned, since they lie in the file as they come, and sums over memory that is not aligned round otherwise
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dictionary
         if header["kind"] != kind:
-            raise ValueError(f"it is of the kind {in_brief(header['kind'])}")
+            raise ValueError(f"it is of the kind {shortened(header['kind'])}")
         if int(header["format"]) > newest:
             raise InputError(f"{path} was written by a newer version of Engram: this one reads formats up to {newest}")
         if header.pop("checksum") != _checksum(header, tensors):
             raise ValueError("its checksum is another")
     except InputError:
         raise
-    except FileNotFoundError as reason:
-        raise InputError(f"there is no file {path}") from reason
-    except OSError as reason:
-        raise InputError(f"{path} cannot be read: {said(reason)}") from reason
-    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as reason:
-        raise InputError(f"{path} is not {article} {kind} of Engram, or is damaged ({said(reason)})") from reason
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InputError(f"{path} is not {article} {kind} of Engram, or is damaged ({reason(error)})") from error
     return header, tensors
 
 
 def _on_host(name: str, tensor: Tensor) -> Tensor:
     try:
         return tensor.detach().cpu().contiguous()
-    except (RuntimeError, ValueError) as reason:  # sparse, without values, or not yet of any shape
-        raise InputError(f"the tensor {name!r} cannot be kept in a file: {said(reason)}") from reason
+    except (RuntimeError, ValueError) as error:  # sparse, without values, or not yet of any shape
+        raise InputError(f"the tensor {name!r} cannot be kept in a file: {reason(error)}") from error
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, in_brief, said
-from engram.common.reading import parse_json, read_text
+from engram.common.errors import InputError, check_choice, reason, shortened
+from engram.common.files import parse_json, read_text
 
 BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
 PENALTIES = ("si", "ewc", "online-ewc", "mas")
@@ -87,7 +87,7 @@ class Config:
         check_choice("dataset", self.dataset, DATASETS)
         only = DATASET_OF.get(self.benchmark)
         if self.dataset != only and (only is not None or self.dataset in DATASET_OF.values()):
-            raise InputError(f"the dataset of {self.benchmark} cannot be {in_brief(self.dataset)}")
+            raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
         check_choice("network", self.network, ("mlp", "cnn", "own"))
         check_choice("examine", self.examine, ("test", "validation"))
         check_choice("initialisation", self.initialisation, ("pytorch", "he"))
@@ -182,29 +182,29 @@ def load_config(path: str | Path) -> Config:
         if not isinstance(settings, dict):
             raise InputError("they are not a table of names and values")
         return from_dict(settings)
-    except InputError as reason:
-        raise InputError(f"cannot use the settings in {path}: {reason}") from reason
-    except (ValueError, RecursionError) as reason:
-        raise InputError(f"cannot use the settings in {path}: {said(reason)}") from reason
+    except InputError as error:
+        raise InputError(f"cannot use the settings in {path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot use the settings in {path}: {reason(error)}") from error
 
 
 def parse_setting(text: str) -> dict[str, Any]:
     """A setting as a person types it: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
-        raise InputError(f"a setting is written name=value, not {in_brief(text)}")
+        raise InputError(f"a setting is written name=value, not {shortened(text)}")
     check_choice("setting", name, KINDS)
     if KINDS[name] == "str":
         return {name: value}
     try:
         return {name: parse_json(value)}
     except InputError:
-        raise InputError(f"{name} must be {_in_words(KINDS[name])}, not {in_brief(value)}") from None
+        raise InputError(f"{name} must be {_in_words(KINDS[name])}, not {shortened(value)}") from None
 
 
 def _check(name: str, holds: bool, config: Config, rule: str) -> None:
     if not holds:
-        raise InputError(f"{name} must be {rule}, not {in_brief(getattr(config, name))}")
+        raise InputError(f"{name} must be {rule}, not {shortened(getattr(config, name))}")
 
 
 def _as_type(name: str, value: Any, kind: str) -> Any:
@@ -218,7 +218,7 @@ def _as_type(name: str, value: Any, kind: str) -> Any:
         return float(value)
     if type(value).__name__ == kind and (kind != "int" or _is_whole(value)):
         return value
-    raise InputError(f"{name} must be {_in_words(kind)}, not {in_brief(value)}")
+    raise InputError(f"{name} must be {_in_words(kind)}, not {shortened(value)}")
 
 
 def _is_whole(value: Any) -> bool:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engram.common.errors import InputError, said
+from engram.common.errors import InputError, reason
 from engram.data.bounded import MAX_BYTES
 from engram.data.catalogue import Archive, File, Source
 from engram.data.sources import chosen_folder, is_usable, locate, source_named
@@ -210,7 +210,7 @@ def _extract(archive: Path, files: list[File], staging: Path) -> dict[File, Path
     except InputError:
         raise
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise InputError(f"{archive.name} is not a tar archive that can be read: {said(error)}") from error
+        raise InputError(f"{archive.name} is not a tar archive that can be read: {reason(error)}") from error
     return extracted
 
 

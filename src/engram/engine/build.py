@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engram.common.errors import InputError, check_choice, in_brief, said
+from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.seeding import derive_seed
 from engram.config.presets import MIXTURE
 from engram.config.settings import Config
@@ -114,8 +114,8 @@ def build_model(
             width = _width_of(features, config, input_shape)
             head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
             return Network(features, head)
-    except (RuntimeError, TypeError, OverflowError) as reason:  # PyTorch's words for too large a network
-        raise InputError(f"the network of {config.method} cannot be built: {said(reason)}") from reason
+    except (RuntimeError, TypeError, OverflowError) as error:  # PyTorch's words for too large a network
+        raise InputError(f"the network of {config.method} cannot be built: {reason(error)}") from error
 
 
 def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
@@ -128,7 +128,7 @@ def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
 def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
     num_weights = sum(a * b for a, b in itertools.pairwise([math.prod(input_shape), *config.hidden]))
     if num_weights > MAX_WEIGHTS:
-        raise InputError(f"a network with hidden {in_brief(config.hidden)} has more than {MAX_WEIGHTS} weights")
+        raise InputError(f"a network with hidden {shortened(config.hidden)} has more than {MAX_WEIGHTS} weights")
     if config.network == "mlp":
         return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
     if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
@@ -192,14 +192,14 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(name, str):
-        raise InputError(f"a device is a word such as cpu, not {in_brief(name)}")
+        raise InputError(f"a device is a word such as cpu, not {shortened(name)}")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta", which computes nothing
-    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as reason:
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         raise InputError(
-            f"there is no device {in_brief(name)} here; use auto, cpu, or cuda where there is a GPU"
-        ) from reason
+            f"there is no device {shortened(name)} here; use auto, cpu, or cuda where there is a GPU"
+        ) from error
     return device
 
 

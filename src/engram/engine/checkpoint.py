@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.common.errors import DivergedError, InputError, in_brief, said
-from engram.common.reading import read_json
-from engram.common.replacing import keep_before, remove_halves, write_atomically
+from engram.common.errors import DivergedError, InputError, reason, shortened
+from engram.common.files import keep_previous, read_json, remove_unfinished, write_atomically
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config
 from engram.engine.learner import Learner, Record, TrialOutcome
@@ -56,7 +55,7 @@ class CheckpointFolder:
     def make(self) -> None:
         """Make the folder, and remove what was being written when its process was killed."""
         self.folder.mkdir(exist_ok=True)
-        remove_halves(self.folder)
+        remove_unfinished(self.folder)
 
     def keep_limit(self, configs: Sequence[Config], limit: int | None) -> None:
         """Keep how many models a stack may have: the run is divided in the same way when it goes on."""
@@ -68,8 +67,8 @@ class CheckpointFolder:
             return None
         try:
             kept = read_json(self._plan)
-        except InputError as reason:
-            raise InputError(f"{reason}; remove it, and the run goes on if it is divided as before") from reason
+        except InputError as error:
+            raise InputError(f"{error}; remove it, and the run goes on if it is divided as before") from error
         limit = kept.get("limit", 0) if isinstance(kept, dict) else 0
         if limit is not None and (type(limit) is not int or limit < 1):
             raise InputError(f"{self._plan} is damaged: remove it, and the run goes on if it is divided as before")
@@ -129,10 +128,10 @@ class Checkpoints:
         try:
             beside = self.path.with_suffix(f".next{self.path.suffix}")
             write_tensors(beside, KIND, FORMAT, header, tensors)
-            keep_before(self.path, self.before)
+            keep_previous(self.path, self.before)
             beside.replace(self.path)
-        except Exception as reason:  # told by the next `wait`: a thread of its own could tell nobody
-            self.failed = reason
+        except Exception as error:  # told by the next `wait`: a thread of its own could tell nobody
+            self.failed = error
 
     def wait(self) -> None:
         """Until the checkpoint that is being written is there. A full disk is told here."""
@@ -177,8 +176,8 @@ class Checkpoints:
         try:
             _check_header(header, configs, share.keys)
             outcomes = _outcomes_of(header["outcomes"], tensors["records"])
-        except (*DAMAGE, InputError) as reason:
-            raise InputError(f"{path} does not belong to this run ({said(reason)})") from reason
+        except (*DAMAGE, InputError) as error:
+            raise InputError(f"{path} does not belong to this run ({reason(error)})") from error
         return Checkpoint(path, header, tensors, outcomes)
 
 
@@ -206,8 +205,8 @@ class Checkpoint:
             device = next(learners[0].model.parameters()).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
             dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
-        except (*DAMAGE, RuntimeError) as reason:
-            raise InputError(f"{self.path} does not belong to this run ({said(reason)})") from reason
+        except (*DAMAGE, RuntimeError) as error:
+            raise InputError(f"{self.path} does not belong to this run ({reason(error)})") from error
         return Place(task, epoch, piece, part, losses, dynamics)
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
@@ -252,16 +251,16 @@ def _check_header(header: dict[str, Any], configs: Sequence[Config], keys: Seque
         *((count, MAX_PIECES) for count in (*counts, num_losses, num_dynamics)),
     ):
         if type(number) is not int or not 0 <= number <= most:
-            raise ValueError(f"{in_brief(number)} is not a whole number from 0 to {most}")
+            raise ValueError(f"{shortened(number)} is not a whole number from 0 to {most}")
     if type(part) not in (int, float) or not 0 <= part <= 1:
-        raise ValueError(f"{in_brief(part)} of an epoch cannot be done")
+        raise ValueError(f"{shortened(part)} of an epoch cannot be done")
     if type(header["finished"]) is not bool:
-        raise ValueError(f"{in_brief(header['finished'])} does not say whether it is finished")
+        raise ValueError(f"{shortened(header['finished'])} does not say whether it is finished")
     if [(place, trial) for place, trial, *_ in header["outcomes"]] != list(keys):
         raise ValueError("its trials are those of another stack")
     for _, trial, untrained, rows, diverged in header["outcomes"]:
         if len(untrained) != num_tasks or len(rows) > num_tasks:
-            raise ValueError(f"the outcome of trial {in_brief(trial)} is damaged")
+            raise ValueError(f"the outcome of trial {shortened(trial)} is damaged")
         for row in (untrained, *rows):
             measured = all(type(value) in (int, float) for value in row)
             if not measured or len(row) > num_tasks or np.isnan(fractions(row)).any():

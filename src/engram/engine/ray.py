@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from engram.common.errors import InputError, Stopped, said
-from engram.common.holding import held
+from engram.common.errors import InputError, Stopped, reason
+from engram.common.files import locked
 from engram.data.samples import Dataset
 from engram.engine.in_process import TellOf, surroundings
 from engram.engine.letters import Letter, News, Post, with_news
@@ -40,8 +40,8 @@ def _import_ray() -> Any:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what went wrong is said in a sentence
         import ray
-    except ImportError as reason:
-        raise InputError("Ray is not installed: pip install 'engram-cl[ray]'") from reason
+    except ImportError as error:
+        raise InputError("Ray is not installed: pip install 'engram-cl[ray]'") from error
     return ray
 
 
@@ -54,8 +54,8 @@ def start_ray(address: str | None) -> Iterator[RayEngine]:
     try:
         with _deaf_children():
             ray.init(where, log_to_driver=False, logging_level="error", **options)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as reason:
-        raise InputError(f"there is no Ray cluster to be reached at {where}: {said(reason)}") from reason
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise InputError(f"there is no Ray cluster to be reached at {where}: {reason(error)}") from error
     try:
         yield RayEngine(ray)
     finally:
@@ -121,7 +121,7 @@ class RayEngine:
         except self.ray.exceptions.RayTaskError as failed:
             raise failed.cause from None
         except self.ray.exceptions.RayError as death:
-            raise InputError(f"a worker of the Ray cluster died before it could begin: {said(death)}") from death
+            raise InputError(f"a worker of the Ray cluster died before it could begin: {reason(death)}") from death
 
     def _without_data(self, unit: Unit) -> tuple[Unit, list[Any]]:
         """The unit as it travels; its datasets travel once for all units."""
@@ -203,7 +203,7 @@ class _Training:
             if times > RETRIES:
                 told = f"the workers of stack {unit.number + 1} died {times} times"
                 how = "what was kept stays, and the run can go on"
-                raise InputError(f"{told}, the last of it: {said(death)}; {how}") from death
+                raise InputError(f"{told}, the last of it: {reason(death)}; {how}") from death
             note = f"a worker of stack {unit.number + 1} died: it is tried again ({times} of {RETRIES})"
             self.tell(unit.number, Told(0, 0, {}, note=note))
             self._submit(unit)
@@ -266,5 +266,5 @@ def _sole_worker(unit: Unit) -> Iterator[None]:
             f"the worker on {socket.gethostname()} does not see {folder}: "
             "on a cluster, results go into a folder that all machines share"
         )
-    with held(folder / f"stack-{unit.number}.lock", SECONDS_TO_LET_GO):
+    with locked(folder / f"stack-{unit.number}.lock", SECONDS_TO_LET_GO):
         yield

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engram.common.errors import InputError, in_brief
+from engram.common.errors import InputError, shortened
 from engram.config.settings import Config
 from engram.engine.learner import TrialOutcome
 from engram.runs.result import Divergence, Result
@@ -59,7 +59,7 @@ def plan_stacks(configs: Sequence[Config], limit: int | None) -> list[Share]:
     """Configs that take the same steps share a stack; where one is too large, trials are divided, then methods."""
     check_shared(configs)
     if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise InputError(f"a stack has at least one model, not {in_brief(limit)}")
+        raise InputError(f"a stack has at least one model, not {shortened(limit)}")
     trials = tuple(range(configs[0].first_trial, configs[0].first_trial + configs[0].trials))
     groups: dict[tuple, list[int]] = {}
     for place, config in enumerate(configs):

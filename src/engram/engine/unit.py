@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engram.common.errors import InputError, Stopped, said
+from engram.common.errors import InputError, Stopped, reason
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.streams import Stream, masked_only_when_examined, move_streams
@@ -184,8 +184,8 @@ class _Training:
         place = kept.restore(self.learners, self.unit.share.keys)
         try:
             check_place(place, self.learners, batches, self.config)
-        except InputError as reason:
-            raise InputError(f"{kept.path} does not belong to this run ({said(reason)})") from reason
+        except InputError as error:
+            raise InputError(f"{kept.path} does not belong to this run ({reason(error)})") from error
         self.place = place
         self._note(f"goes on from task {place.task + 1}, epoch {place.epoch + 1}")
 
@@ -221,8 +221,8 @@ class _Training:
         """Keep something; where that fails, for a full disk say, the stack goes on without."""
         try:
             keep()
-        except (OSError, InputError) as reason:
-            self._note(f"where the run stands could not be kept: {said(reason)}; {then}")
+        except (OSError, InputError) as error:
+            self._note(f"where the run stands could not be kept: {reason(error)}; {then}")
 
     def _say(self, learned: bool = False, task: int | None = None, note: str | None = None) -> None:
         place = self.place

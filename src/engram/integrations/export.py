@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
-from engram.common.tensor_file import write_whole
+from engram.common.files import write_or_refuse
 from engram.nn.heads import PlainSoftmax
 from engram.nn.wrapping import bare
 
@@ -120,7 +120,7 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
         return _attempt(model, lambda: torch.as_tensor(session.run(None, {n: x.numpy() for n, x in named})[0]))
 
     _check_same(model, run, batch)
-    write_whole(Path(path), content)
+    write_or_refuse(Path(path), content)
 
 
 def export_program(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
@@ -147,7 +147,7 @@ def export_program(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
     with _quiet():
         program = torch.export.load(io.BytesIO(content)).module()
     _check_same(model, program, batch)
-    write_whole(Path(path), content)
+    write_or_refuse(Path(path), content)
 
 
 def _installed(package: str) -> Any:

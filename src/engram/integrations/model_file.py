@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engram import __version__
-from engram.common.errors import SHOWN, InputError, in_brief, plain, said
+from engram.common.errors import SHOWN, InputError, printable, reason, shortened
 from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
 from engram.nn.wrapping import bare
 from engram.penalties import Penalty
@@ -72,8 +72,8 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
         about, tied, kept = dict(header["about"]), dict(header["tied"]), header["penalty"]
         kind, settings = (None, {}) if kept is None else (str(kept["kind"]), dict(kept["settings"]))
         modules = {str(name): dict(own) for name, own in header.get("modules", {}).items()}  # older files have none
-    except (AttributeError, KeyError, TypeError, ValueError) as reason:
-        raise InputError(f"{path} is not a model of Engram, or is damaged ({said(reason)})") from reason
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is not a model of Engram, or is damaged ({reason(error)})") from error
     state = _part(tensors, "model.")
     _check_model(path, own := _state(model), state, tied)
     _check_modules(path, _module_settings(model), modules)
@@ -85,8 +85,8 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
         if penalty is not None:
             try:
                 penalty.load_state_dict(_part(tensors, "penalty."))  # whole, or not at all
-            except InputError as reason:
-                raise InputError(f"{path} does not fit this penalty: {reason}") from reason
+            except InputError as error:
+                raise InputError(f"{path} does not fit this penalty: {error}") from error
     return about
 
 
@@ -109,10 +109,10 @@ def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
         if settings is not None:
             try:
                 found[name] = dict(json.loads(json.dumps(settings, allow_nan=False)))
-            except (TypeError, ValueError, RecursionError) as reason:
+            except (TypeError, ValueError, RecursionError) as error:
                 raise InputError(
-                    f"the plastic_settings of {name!r} must be a dictionary that JSON can hold: {reason}"
-                ) from reason
+                    f"the plastic_settings of {name!r} must be a dictionary that JSON can hold: {error}"
+                ) from error
     return found
 
 
@@ -121,9 +121,9 @@ def _load_state(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> No
     model = bare(model)
     try:
         model.load_state_dict(state)
-    except Exception as reason:
-        said = str(reason).splitlines()[-1].strip().split(". ")[0] if str(reason) else type(reason).__name__
-        raise InputError(f"{path} cannot be loaded into this {type(model).__name__}: {said}") from reason
+    except Exception as error:
+        said = str(error).splitlines()[-1].strip().split(". ")[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} cannot be loaded into this {type(model).__name__}: {said}") from error
     for name, tensor in _state(model).items():
         if bytes_of(tensor.detach().cpu().contiguous()) != bytes_of(state[name]):
             raise InputError(f"{path} cannot be loaded: {name!r} of this {type(model).__name__} is not what was loaded")
@@ -160,7 +160,7 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
     """Refuse a file that is of another model, and name the first tensor by which that is seen."""
 
     def refuse(name: str, what: str) -> InputError:
-        return InputError(f"{path} is of another model: its tensor {in_brief(name)} {what}")
+        return InputError(f"{path} is of another model: its tensor {shortened(name)} {what}")
 
     for name, tensor in own.items():
         found = state.get(tied.get(name, name))
@@ -184,20 +184,21 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
         if tied.get(name) != ours.get(name):
             other = tied.get(name, ours.get(name))
             raise refuse(
-                name, f"{'shares' if name in tied else 'does not share'} its memory with {in_brief(other)}, unlike here"
+                name,
+                f"{'shares' if name in tied else 'does not share'} its memory with {shortened(other)}, unlike here",
             )
 
 
 def _check_modules(path: Path, own: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a file whose modules computed by other settings: with the same tensors they are another function."""
     for name, settings in kept.items():
-        place = f"the module {in_brief(name)}" if name else "the model"
+        place = f"the module {shortened(name)}" if name else "the model"
         for setting, value in settings.items():
-            there = f"{path} is of another model: {place} has {plain(setting[:SHOWN])}={in_brief(value)} there"
+            there = f"{path} is of another model: {place} has {printable(setting[:SHOWN])}={shortened(value)} there"
             if setting not in own.get(name, {}):
                 raise InputError(f"{there}, and none here")
             if own[name][setting] != value:
-                raise InputError(f"{there}, not {in_brief(own[name][setting])}")
+                raise InputError(f"{there}, not {shortened(own[name][setting])}")
 
 
 def _check_of_model(penalty: Penalty, model: nn.Module) -> None:
@@ -223,13 +224,13 @@ def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Map
     if kind is None:
         raise InputError(f"{path} holds no penalty's memory, for a {type(penalty).__name__} to go on with")
     if kind != type(penalty).__name__:
-        raise InputError(f"{path} holds the memory of {plain(kind[:SHOWN])}, not of {type(penalty).__name__}")
+        raise InputError(f"{path} holds the memory of {printable(kind[:SHOWN])}, not of {type(penalty).__name__}")
     usual = inspect.signature(type(penalty)).parameters
     for name, value in _settings(penalty).items():
         # an older file may be without a setting that came later
         kept = settings[name] if name in settings else usual[name].default
         if kept != value:
-            raise InputError(f"{path} is of {kind} with {name}={in_brief(kept)}, not {value!r}")
+            raise InputError(f"{path} is of {kind} with {name}={shortened(kept)}, not {value!r}")
 
 
 def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:
@@ -238,8 +239,8 @@ def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:
         return {}
     try:
         returned = json.loads(json.dumps(about, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as reason:
-        raise InputError(f"about must be what JSON can hold: {reason}") from reason
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"about must be what JSON can hold: {error}") from error
     if not isinstance(about, dict) or returned != about:
         raise InputError(
             "about must be a dictionary of text keys that JSON gives back as it was, with lists for tuples"

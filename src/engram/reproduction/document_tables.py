@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, said
-from engram.common.reading import read_json
+from engram.common.errors import InputError, reason
+from engram.common.files import read_json
 from engram.config.presets import CHOOSING, PAPER_RESULTS, TITLES, preset
 from engram.config.settings import BENCHMARKS
 from engram.report.layout import Table, number
@@ -199,9 +199,9 @@ def selection_tables(results: Path) -> list[Table]:
     found = read_selection(results)
     try:
         return _selection_tables(found)
-    except DAMAGE as reason:
+    except DAMAGE as error:
         path = results / "selection.json"
-        raise InputError(f"{path} is not a selection of Engram, or is damaged ({said(reason)})") from reason
+        raise InputError(f"{path} is not a selection of Engram, or is damaged ({reason(error)})") from error
 
 
 def _selection_tables(selection: Mapping[str, Any]) -> list[Table]:

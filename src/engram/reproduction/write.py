@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engram.common.errors import InputError
-from engram.common.replacing import remove_halves, write_atomically
+from engram.common.files import remove_unfinished, write_atomically
 from engram.report.figures import FORMATS, draw_all, save_drawings
 from engram.report.html.run_report import run_page
 from engram.reproduction.figures import draw_reproduction
@@ -24,7 +24,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         raise InputError(f"cannot write {path}: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_halves(path.parent, path.name)
+        remove_unfinished(path.parent, path.name)
         write_atomically(path, page)
     except OSError as reason:
         raise InputError(f"cannot write {path}: {reason.strerror or reason}") from reason

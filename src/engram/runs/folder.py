@@ -13,9 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from engram.common.errors import InputError, said
-from engram.common.holding import held, is_still
-from engram.common.replacing import write_atomically
+from engram.common.errors import InputError, reason
+from engram.common.files import is_file_at, locked, write_atomically
 from engram.runs.result import Result, claim_folder, write_result
 
 LOG = "log.txt"
@@ -53,8 +52,8 @@ class RunFolder:
         try:
             self._write(self.unwritten)
             self.unwritten = ()
-        except OSError as reason:
-            trouble = f"the results so far cannot be written to {self.path}: {said(reason)}; the run goes on"
+        except OSError as error:
+            trouble = f"the results so far cannot be written to {self.path}: {reason(error)}; the run goes on"
         took = time.monotonic() - began
         self.next_write = began + max(took / SHARE_OF_TIME, 0.0 if trouble is None else SECONDS_TO_RETRY)
         return trouble
@@ -64,13 +63,13 @@ class RunFolder:
         try:
             self._write(results)
             self.describe(description)
-        except OSError as reason:
-            trouble = f"the results cannot be written to {self.path}: {said(reason)}"
+        except OSError as error:
+            trouble = f"the results cannot be written to {self.path}: {reason(error)}"
             rescued = _rescue(self.path.name, results, description)
             if rescued is None:
                 how = f"`engram run --resume {self.path}` goes on from the last checkpoint"
-                raise InputError(f"{trouble}; nor elsewhere, so that they are lost; {how}") from reason
-            raise InputError(f"{trouble}; they are in {rescued}, and `engram table {rescued}` shows them") from reason
+                raise InputError(f"{trouble}; nor elsewhere, so that they are lost; {how}") from error
+            raise InputError(f"{trouble}; they are in {rescued}, and `engram table {rescued}` shows them") from error
 
     def _write(self, results: Sequence[Result]) -> None:
         self.check()
@@ -79,7 +78,7 @@ class RunFolder:
 
     def check(self) -> None:
         """Refuse to write into a folder that is no longer this one: what is there now is another's."""
-        if not is_still(self.file, self.path / LOG):
+        if not is_file_at(self.file, self.path / LOG):
             raise FileNotFoundError(errno.ENOENT, "the folder was removed", str(self.path))
 
 
@@ -104,7 +103,7 @@ def _rescue(name: str, results: Sequence[Result], description: dict[str, Any]) -
 @contextmanager
 def opened(path: Path) -> Iterator[RunFolder]:
     """A folder that is there, held by this process alone."""
-    with held(path / LOG) as file:
+    with locked(path / LOG) as file:
         yield RunFolder(path, file)
 
 

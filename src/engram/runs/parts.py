@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, said
-from engram.common.replacing import remove_halves, write_atomically
+from engram.common.errors import InputError, reason
+from engram.common.files import remove_unfinished, write_atomically
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine.checkpoint import CheckpointFolder
@@ -56,7 +56,7 @@ def run_part(
     setting = Setting() if setting is None else setting
     hidden.mkdir(parents=True, exist_ok=True)
     with opened(hidden) as run_folder:
-        remove_halves(path.parent, path.name)
+        remove_unfinished(path.parent, path.name)
         log = run_folder.log
         about = _about(command, quick, setting)
         log(f"{command} on {about['device']}")
@@ -84,17 +84,17 @@ def run_part(
 def _read_kept(path: Path) -> Sheet:
     try:
         return read_sheet(path)
-    except InputError as reason:
-        raise InputError(f"{reason}; remove it, and it is run again") from reason
+    except InputError as error:
+        raise InputError(f"{error}; remove it, and it is run again") from error
 
 
 def _keep_sheet(sheet: Sheet, path: Path, folder: RunFolder) -> None:
     try:
         folder.check()
         write_sheet(sheet, path)
-    except OSError as reason:
+    except OSError as error:
         how = "the same command goes on, from what could be kept"
-        raise InputError(f"the results cannot be written to {path}: {said(reason)}; {how}") from reason
+        raise InputError(f"the results cannot be written to {path}: {reason(error)}; {how}") from error
 
 
 def groups_of(part: Part) -> list[Part]:

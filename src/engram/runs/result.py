@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from engram import __version__
-from engram.common.errors import InputError, said
-from engram.common.reading import MAX_JSON_BYTES, read_json, read_text
-from engram.common.replacing import write_atomically
+from engram.common.errors import InputError, reason
+from engram.common.files import MAX_JSON_BYTES, read_json, read_text, write_atomically
 from engram.config.settings import METHODS, Config, load_config
 from engram.runs import metrics
 from engram.runs.metrics import Array
@@ -126,8 +125,8 @@ def claim_folder(path: str | Path, first_file: str) -> Path:
         taken = folder / first_file if folder.is_dir() else None
         if taken is None:
             raise InputError(f"cannot write to {folder}: it is not a folder") from None
-    except OSError as reason:
-        raise InputError(f"cannot write to {folder}: {reason.strerror or reason}") from reason
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
     holds = "already holds a run" if (folder / "run.json").exists() else f"is not empty (it holds {taken.name})"
     raise InputError(f"{folder} {holds}, and results are never overwritten: name another folder")
 
@@ -167,8 +166,8 @@ def read_accuracy(folder: Path, config: Config) -> Result:
         accuracy, untrained = fractions(content["accuracy"]), fractions(content["untrained"])
         diverged = [divergence_of(entry) for entry in content["diverged"]]
         data = [provenance_of(record) for record in content["data"]]
-    except DAMAGE as reason:
-        raise InputError(f"{path} is not a result of Engram, or is damaged ({said(reason)})") from reason
+    except DAMAGE as error:
+        raise InputError(f"{path} is not a result of Engram, or is damaged ({reason(error)})") from error
     num_trials, num_tasks = len(accuracy) if accuracy.ndim else 0, config.num_tasks
     if num_trials == 0 or accuracy.shape[1:] != (num_tasks, num_tasks) or untrained.shape != (num_trials, num_tasks):
         raise InputError(f"{path} is damaged: its tables are not of {num_tasks} tasks")
@@ -296,5 +295,5 @@ def _from_csv(path: Path) -> list[dict[str, float]]:
             for row in rows
             if row
         ]
-    except (csv.Error, ValueError) as reason:
-        raise InputError(f"cannot read {path}: {said(reason)}") from reason
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from error

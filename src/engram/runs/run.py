@@ -11,9 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, said
-from engram.common.reading import read_json
-from engram.common.replacing import remove_halves, write_atomically
+from engram.common.errors import InputError, check_choice, reason
+from engram.common.files import read_json, remove_unfinished, write_atomically
 from engram.config.settings import Config, load_config
 from engram.data.samples import Dataset
 from engram.engine import Engine, InProcess
@@ -103,8 +102,8 @@ def resume_methods(
             then = description["data"], description["fingerprints"]
             device, precision, max_stack = (description[name] for name in ("device", "precision", "max_stack"))
             made_with = {**description["versions"], **description["surroundings"]}
-        except (KeyError, TypeError) as reason:
-            raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({said(reason)})") from reason
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({reason(error)})") from error
         found = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
         if description.get("settings") != digest(configs):
             raise InputError(f"the settings in {folder} were changed since the run began")
@@ -115,7 +114,7 @@ def resume_methods(
         check_log(description.get("log"))
         check_buildable(configs, datasets)
         for place in (folder, *(folder / config.method for config in configs)):
-            remove_halves(place)
+            remove_unfinished(place)
         run_folder.log(f"engram run --resume {folder} on {where['device']}")
         notes = []
         if not CheckpointFolder(folder).kept_any:

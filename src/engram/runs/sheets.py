@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from engram.common.errors import InputError, in_brief, said
-from engram.common.reading import read_json
-from engram.common.replacing import write_atomically
+from engram.common.errors import InputError, reason, shortened
+from engram.common.files import read_json, write_atomically
 from engram.config.presets import PARTS
 from engram.config.settings import BENCHMARKS, PAPER_METHODS, Config, from_dict
 from engram.runs.result import DAMAGE, DYNAMICS, Result, check_format, divergence_of, fractions, provenance_of
@@ -191,10 +190,10 @@ def read_sheet(path: str | Path) -> Sheet:
             for entry in content["entries"]
         }
         sheet = Sheet(str(content["part"]), str(content["benchmark"]), entries, dict(content["about"]))
-    except InputError as reason:
-        raise InputError(f"cannot use {path}: {reason}") from reason
-    except DAMAGE as reason:
-        raise InputError(f"{path} is not a sheet of Engram, or is damaged ({said(reason)})") from reason
+    except InputError as error:
+        raise InputError(f"cannot use {path}: {error}") from error
+    except DAMAGE as error:
+        raise InputError(f"{path} is not a sheet of Engram, or is damaged ({reason(error)})") from error
     labelled = entries and all(isinstance(label, str) for label in entries)
     if not labelled or sheet.part not in (*PARTS, SWEEP) or sheet.benchmark not in BENCHMARKS:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged")
@@ -205,14 +204,14 @@ def _result(config: Config, entry: Mapping[str, Any], data: list[dict[str, Any]]
     accuracy, untrained = (fractions(entry[name]) for name in ("accuracy", "untrained"))
     tasks = config.num_tasks
     if accuracy.ndim != 3 or accuracy.shape[1:] != (tasks, tasks) or untrained.shape != (len(accuracy), tasks):
-        raise ValueError(f"the tables of {in_brief(entry['label'])} are not of {tasks} tasks")
+        raise ValueError(f"the tables of {shortened(entry['label'])} are not of {tasks} tasks")
     columns = entry["dynamics"]
     if columns and set(columns) != {*DYNAMICS} - {"trial"}:
         raise ValueError(
-            f"the dynamics of {in_brief(entry['label'])} have other columns than {', '.join(DYNAMICS[1:])}"
+            f"the dynamics of {shortened(entry['label'])} have other columns than {', '.join(DYNAMICS[1:])}"
         )
     if any(type(value) not in (int, float) for values in columns.values() for value in values):
-        raise ValueError(f"the dynamics of {in_brief(entry['label'])} are not all numbers")
+        raise ValueError(f"the dynamics of {shortened(entry['label'])} are not all numbers")
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     dynamics = [{"trial": 0, **row} for row in rows]  # the mean stands in the place of a trial
     return Result(config, accuracy, untrained, dynamics, [divergence_of(d) for d in entry["diverged"]], data)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.common.errors import InputError, said
+from engram.common.errors import InputError, reason
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model, choose_device
@@ -75,17 +75,17 @@ def load(path: Path, device: str | None, parameters: Collection[str]) -> Kept:
     try:
         params = _params(header["params"], parameters)
         params["device"] = _of(str, "device", params["device"]) if device is None else device
-    except REFUSALS as reason:
-        raise _refusal(path, reason) from reason
+    except REFUSALS as error:
+        raise _refusal(path, error) from error
     on = choose_device(params["device"])
     try:
         return _restored(params, header, tensors, on)
-    except REFUSALS as reason:
-        raise _refusal(path, reason) from reason
+    except REFUSALS as error:
+        raise _refusal(path, error) from error
 
 
-def _refusal(path: Path, reason: Exception) -> InputError:
-    return InputError(f"{path} does not hold a classifier of this version of Engram ({said(reason)})")
+def _refusal(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} does not hold a classifier of this version of Engram ({reason(error)})")
 
 
 def _restored(params: dict[str, Any], header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Kept:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engram.common.errors import check_choice
-from engram.common.replacing import write_atomically
+from engram.common.files import write_atomically
 from engram.report.layout import Table
 
 if TYPE_CHECKING:

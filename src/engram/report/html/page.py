@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from engram import __version__
-from engram.common.errors import plain
+from engram.common.errors import printable
 from engram.report.html.blocks import Html, Section
 
 # Nothing may be fetched, and nothing may run, whatever a result folder holds.
@@ -152,4 +152,4 @@ def render(kind: str, title: str, lead: str, opening: Sequence[Html], sections: 
 </body>
 </html>
 """
-    return CONTROLS.sub(lambda found: plain(found[0]), page)
+    return CONTROLS.sub(lambda found: printable(found[0]), page)

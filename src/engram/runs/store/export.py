@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.common.errors import InputError
-from engram.common.replacing import replacing
+from engram.common.files import replacement
 from engram.config.settings import KINDS
 from engram.runs.result import Result
 from engram.runs.store.cells import in_csv
@@ -49,7 +49,7 @@ def export(
         raise InputError(f"an export is a .csv or a .parquet file, not {out}")
     table = _Rows(index, chosen, matrix, report)
     try:
-        with replacing(out) as path:
+        with replacement(out) as path:
             write(path, columns(matrix), table)
     except OSError as reason:
         raise InputError(f"cannot write {out}: {reason.strerror or reason}") from reason

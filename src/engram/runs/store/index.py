@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engram.common.errors import InputError
-from engram.common.replacing import replacing
+from engram.common.files import replacement
 from engram.config.settings import KINDS
 from engram.runs.store.survey import Known, changed_between, signature, survey
 
@@ -100,7 +100,7 @@ class Index:
                 path.unlink(missing_ok=True)
             elif "" not in places:
                 content = self.table.serialize()
-                with replacing(path) as beside:
+                with replacement(path) as beside:
                     beside.write_bytes(content + hashlib.sha256(content).digest())
 
 

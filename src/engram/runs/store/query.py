@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, in_brief
+from engram.common.errors import InputError, check_choice, shortened
 from engram.config.settings import BENCHMARKS, DATASETS, KINDS, METHODS, as_setting, parse_setting
 from engram.runs.store.cells import as_cell, from_cell
 from engram.runs.store.index import Index
@@ -38,17 +38,17 @@ def parse_condition(text: str) -> Condition:
     """As a person types it: `epochs=3`, `strength>=0.5`, `alpha!=uniform`, `max_samples=none`."""
     found = CONDITION.fullmatch(text)
     if not found:
-        raise InputError(f"a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not {in_brief(text)}")
+        raise InputError(f"a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not {shortened(text)}")
     name, comparison, value = found[1], found[2], found[3].strip()
     check_choice("setting", name, KINDS)
     kind = KINDS[name].removesuffix(" | None")
     if comparison not in IN_SQL and kind not in ("int", "float"):
-        raise InputError(f"{name} is not a number, so it can be = or != but not {comparison}, as in {in_brief(text)}")
+        raise InputError(f"{name} is not a number, so it can be = or != but not {comparison}, as in {shortened(text)}")
     if value == "none" and kind != "str":
         value = "null"
     wanted = as_setting(name, parse_setting(f"{name}={value}")[name])
     if wanted is None and comparison not in IN_SQL:
-        raise InputError(f"nothing is more or less than none, as in {in_brief(text)}")
+        raise InputError(f"nothing is more or less than none, as in {shortened(text)}")
     return Condition(name, IN_SQL.get(comparison, comparison), as_cell(wanted))
 
 

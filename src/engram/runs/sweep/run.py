@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from engram.common.errors import InputError
-from engram.common.reading import read_json
-from engram.common.replacing import remove_halves, write_atomically
+from engram.common.files import read_json, remove_unfinished, write_atomically
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.runs.experiment import Progress, Report, Setting
@@ -124,7 +123,7 @@ def run_sweep(
     setting = Setting() if setting is None else setting
     folder.mkdir(parents=True, exist_ok=True)
     with opened(folder) as held:
-        remove_halves(folder)
+        remove_unfinished(folder)
         note = _claim(folder, plan, load(plan.bases[0]), setting, command)
         held.log(command)
         if note:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, in_brief
+from engram.common.errors import InputError, check_choice, shortened
 from engram.config.settings import KINDS, Config, as_setting, parse_setting
 from engram.engine.stacks import SHARED
 
@@ -65,7 +65,7 @@ def parse_choice(text: str) -> Choice:
     pieces = _pieces(values)
     found = tuple(as_setting(name, parse_setting(f"{name}={piece}")[name]) for piece in pieces)
     if len(set(found)) < len(found):
-        raise InputError(f"a value stands twice in {in_brief(text)}")
+        raise InputError(f"a value stands twice in {shortened(text)}")
     return Choice(name, found)
 
 
@@ -79,18 +79,18 @@ def parse_axis(text: str) -> Axis:
     if KINDS[name].removesuffix(" | None") not in ("int", "float"):
         raise InputError(f"{name} has no values between two others: name them, {name}=a,b,c")
     if colon and log != "log":
-        raise InputError(f"a range is written {name}=low..high, or {name}=low..high:log, not {in_brief(text)}")
+        raise InputError(f"a range is written {name}=low..high, or {name}=low..high:log, not {shortened(text)}")
     try:
         first, last = float(low), float(high)
     except ValueError:
-        raise InputError(f"the ends of {in_brief(text)} are not numbers") from None
+        raise InputError(f"the ends of {shortened(text)} are not numbers") from None
     found = Range(name, first, last, bool(colon))
     if not (math.isfinite(first) and math.isfinite(last) and first < last):
-        raise InputError(f"a range goes from a number to a larger one, not {in_brief(ends)}")
+        raise InputError(f"a range goes from a number to a larger one, not {shortened(ends)}")
     if found.log and first <= 0:
         raise InputError(f"a range by its logarithm begins above 0, not at {first:g}")
     if found.whole and not (first.is_integer() and last.is_integer()):
-        raise InputError(f"{name} is a whole number, and so are the ends of its range, not {in_brief(ends)}")
+        raise InputError(f"{name} is a whole number, and so are the ends of its range, not {shortened(ends)}")
     return found
 
 
@@ -143,7 +143,7 @@ def described(point: Mapping[str, Any]) -> str:
 def _split(text: str) -> tuple[str, str]:
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not values:
-        raise InputError(f"an axis is written name=value,value,…, not {in_brief(text)}")
+        raise InputError(f"an axis is written name=value,value,…, not {shortened(text)}")
     check_choice("setting", name, KINDS)
     return name, values
 
