@@ -41,10 +41,10 @@ from engram.report.html import blocks
 from engram.report.tables import gains, so_far, summary
 from engram.reproduction.document_tables import selection_tables
 from engram.reproduction.write import make_page
-from engram.runs import run as runs
+from engram.runs import start as runs
 from engram.runs.experiment import Progress, Setting, run_on
 from engram.runs.result import Result, read_run
-from engram.runs.run import resume_methods, run_methods
+from engram.runs.start import resume_methods, run_methods
 from engram.runs.sheets import read_reproduction, read_sheet
 from engram.runs.store.index import NAME as INDEX
 from engram.runs.store.index import Index

@@ -19,7 +19,7 @@ from engram.cli import reproduce as cli_reproduce
 from engram.cli import sweep as cli_sweep
 from engram.cli.main import app, main
 from engram.data import download
-from engram.runs import run as runs
+from engram.runs import start as runs
 
 NASTY = (
     *("", " ", "-", "--", "0", "1", "-1", "2", "1.5", "nan", "inf", "-inf", "1e400", "9" * 30, "9" * 5000, "0x10"),

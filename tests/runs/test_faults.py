@@ -29,7 +29,7 @@ from engram.report.html.settings import time_taken
 from engram.runs.experiment import Setting
 from engram.runs.folder import claimed
 from engram.runs.result import Result, read_run
-from engram.runs.run import default_folder, resume_methods, run_methods
+from engram.runs.start import default_folder, resume_methods, run_methods
 
 SOURCE = Path(__file__).parents[2] / "src"
 COMMAND = ["run", "split-mnist", "--dataset", "mnist-small", "--methods", "si,dhp+mas", "--trials", "2", "--epochs",

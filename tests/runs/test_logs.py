@@ -18,7 +18,7 @@ from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Record, TrialOutcome
 from engram.runs.experiment import Setting
 from engram.runs.result import Result, read_run
-from engram.runs.run import resume_methods, run_methods
+from engram.runs.start import resume_methods, run_methods
 from engram.runs.tensorboard import TAGS, TensorBoard
 
 pytest.importorskip("tensorboard")

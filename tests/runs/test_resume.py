@@ -30,7 +30,7 @@ from engram.engine.stacks import Share, plan_stacks
 from engram.runs.experiment import Setting, run_on
 from engram.runs.folder import opened
 from engram.runs.result import Result
-from engram.runs.run import resume_methods, run_methods
+from engram.runs.start import resume_methods, run_methods
 
 METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
 
@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool], process: multiprocessing.Process) ->
 def test_killed_at_ten_random_moments_a_run_ends_in_identical_files(tmp_path: Path) -> None:
     folder, reference = tmp_path / "run", tmp_path / "whole"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engram.runs.run", "torch._dynamo"])  # which torch.func imports, at length
+    context.set_forkserver_preload(["engram.runs.start", "torch._dynamo"])  # which torch.func imports, at length
 
     def start(folder: Path) -> multiprocessing.Process:
         process = context.Process(target=in_a_process, args=(folder,))

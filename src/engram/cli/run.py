@@ -24,7 +24,7 @@ from engram.engine import start_engine
 from engram.engine.build import dataset_names, load_datasets
 from engram.runs.experiment import Setting
 from engram.runs.result import Result
-from engram.runs.run import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
+from engram.runs.start import check_options, default_folder, has_begun, read_unfinished, resume_methods, run_methods
 from engram.runs.tensorboard import check_log
 
 GOES_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run goes on is no part of it

@@ -23,7 +23,7 @@ from engram.report.figures.drawing import save_drawings
 from engram.report.figures.sweep import draw_sweep
 from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
 from engram.runs.experiment import Setting
-from engram.runs.run import check_options
+from engram.runs.start import check_options
 from engram.runs.sweep.run import Plan, Tried, best_of, run_sweep
 from engram.runs.sweep.space import parse_axis
 

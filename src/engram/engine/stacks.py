@@ -95,6 +95,7 @@ def _gather_one(config: Config, outcomes: dict[int, TrialOutcome], data: list[di
             accuracy[k, i, : len(row)] = row
     return Result(
         config=config,
+        trials=tuple(outcomes),
         accuracy=accuracy,
         untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
         dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],

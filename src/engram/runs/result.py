@@ -30,6 +30,7 @@ from engram.runs.metrics import Array
 FORMAT = 1  # of all files of a run; raised when an older reader would misread them
 MAX_CSV_BYTES, MAX_CSV_ROWS = 32 * 2**20, 1_000_000  # of dynamics
 NUMBER_BYTES, ROW_BYTES = 25, 125  # at most, of an accuracy in JSON and of a row of dynamics in CSV
+MEAN = -1  # the trial of dynamics that are means over trials
 DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm")
 
 
@@ -51,7 +52,8 @@ class Result:
     """One method's outcome. What was not measured, after a divergence say, is NaN."""
 
     config: Config
-    accuracy: Array  # (trials, tasks, tasks): [k, i, j] on task j after learning task i, in trial k
+    trials: tuple[int, ...]  # the trial number of each row; trials that have not started have no row
+    accuracy: Array  # (trials, tasks, tasks): [k, i, j] on task j after learning task i, in trial trials[k]
     untrained: Array  # (trials, tasks): on each task before learning anything
     dynamics: list[dict[str, float]] = field(default_factory=list)  # rows of DYNAMICS
     diverged: list[Divergence] = field(default_factory=list)
@@ -88,8 +90,8 @@ class Result:
     @property
     def tasks_learned(self) -> int:
         """How many tasks all trials that did not diverge have learned."""
-        lost = {divergence.trial - self.config.first_trial for divergence in self.diverged}
-        sound = [trial for trial in range(len(self.accuracy)) if trial not in lost]
+        diverged = {divergence.trial for divergence in self.diverged}
+        sound = [row for row, trial in enumerate(self.trials) if trial not in diverged]
         learned = np.isfinite(np.diagonal(self.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
         return int(learned.min(initial=self.config.num_tasks))
 
@@ -171,7 +173,8 @@ def read_accuracy(folder: Path, config: Config) -> Result:
     num_trials, num_tasks = len(accuracy) if accuracy.ndim else 0, config.num_tasks
     if num_trials == 0 or accuracy.shape[1:] != (num_tasks, num_tasks) or untrained.shape != (num_trials, num_tasks):
         raise InputError(f"{path} is damaged: its tables are not of {num_tasks} tasks")
-    return Result(config, accuracy, untrained, diverged=diverged, data=data)
+    trials = tuple(range(config.first_trial, config.first_trial + num_trials))
+    return Result(config, trials, accuracy, untrained, diverged=diverged, data=data)
 
 
 # What looking into a table that holds anything at all can raise.

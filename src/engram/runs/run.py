@@ -1,210 +1,217 @@
-"""A run: several methods on one benchmark, together, into one folder, from which it can go on when it was stopped."""
+"""A run: configs by label, the folder that they are trained into, and their results. Reading needs no PyTorch."""
 
 from __future__ import annotations
 
-import itertools
-import shutil
-import time
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import datetime
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, reason
-from engram.common.files import read_json, remove_unfinished, write_atomically
-from engram.config.settings import Config, load_config
-from engram.data.samples import Dataset
-from engram.engine import Engine, InProcess
-from engram.engine.build import NOTHING_OWN, build_model, build_streams
-from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder, digest
-from engram.engine.loop import RECORDS_PER_EPOCH
-from engram.engine.stacks import plan_stacks
-from engram.engine.unit import Asked, nobody_asks
-from engram.runs.experiment import Progress, Report, Setting, check_own, run_on
-from engram.runs.folder import RunFolder, claimed, now, opened
-from engram.runs.news import News
-from engram.runs.result import FORMAT, Result, are_methods, changes_since, check_format, check_readable, versions
-from engram.runs.tensorboard import TensorBoard, check_log
+import numpy as np
 
-PRECISIONS = ("tf32", "float32", "float64")
+from engram.common.errors import InputError
+from engram.common.files import read_json
+from engram.config.settings import Config
+from engram.runs.format import RESULTS, RUN, check_format, read_description, read_results
+from engram.runs.result import Result
+
+SWEEP, REPRODUCTION = "sweep.json", "reproduction.json"  # each makes a folder of runs what it is
+STATES = ("finished", "unfinished", "diverged", "damaged")
 
 
-def default_folder(benchmark: str) -> Path:
-    """A name that is still free, also after a clock was set back."""
-    name = f"{benchmark}-{datetime.now():%Y%m%d-%H%M%S}"
-    free = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(folder for folder in free if not folder.exists())
+@dataclass(frozen=True)
+class Run:
+    """What a folder holds of a run, as far as it can be read.
 
-
-def run_methods(
-    configs: Sequence[Config],
-    datasets: Sequence[Dataset],
-    folder: str | Path,
-    *,
-    command: str,
-    setting: Setting | None = None,
-    log: str | None = None,
-    seconds_between: float = SECONDS_BETWEEN,
-    report: Report = lambda progress: None,
-) -> list[Result]:
-    """Run all configs together on the same data. What is learned is safe in the folder, whatever happens next.
-
-    `command` is kept, for whoever wants to run it again; `log="tensorboard"` writes event files into the folder too;
-    `seconds_between` is the time from checkpoint to checkpoint.
+    Example:
+        >>> run = read_run("runs/demo")
+        >>> run.results["dhp+si"].average_accuracy[:, -1]
     """
-    setting = Setting() if setting is None else setting
-    where = check_options(configs, setting)
-    check_log(log)
-    check_buildable(configs, datasets)
-    with claimed(folder) as run_folder:
-        for config in configs:
-            (run_folder.path / config.method).mkdir(exist_ok=True)
-            write_atomically(run_folder.path / config.method / "config.toml", config.to_toml())
-        description = {
-            "format": FORMAT,
-            "benchmark": configs[0].benchmark,
-            "methods": [config.method for config in configs],
-            "command": command,
-            "started": now(),
-            "device": where["device"],
-            "precision": setting.precision,
-            "max_stack": setting.max_stack,
-            "engine": setting.engine.name,
-            "log": log,
-            "settings": digest(configs),
-            "versions": versions(),
-            "surroundings": {name: value for name, value in where.items() if name != "device"},
-            "data": [dataset.provenance() for dataset in datasets],
-            "fingerprints": [dataset.fingerprint() for dataset in datasets],
-        }
-        run_folder.describe(description)
-        run_folder.log(f"{command} on {where['device']}")
-        setting = replace(setting, device=where["device"])
-        return _go_on(configs, datasets, run_folder, description, setting, seconds_between, report)
+
+    path: Path
+    configs: dict[str, Config]
+    results: dict[str, Result] = field(default_factory=dict)  # of the labels that have started
+    about: dict[str, Any] = field(default_factory=dict)  # command, started, finished, versions, runtime, data, …
+    problems: dict[str, str] = field(default_factory=dict)  # a sentence for each label that is damaged
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.about.get("finished"))
+
+    @property
+    def benchmark(self) -> str:
+        return next(iter(self.configs.values())).benchmark
+
+    @property
+    def num_models(self) -> int:
+        """How many trials of all labels have started."""
+        return sum(len(result.trials) for result in self.results.values())
+
+    def state(self, label: str) -> str:
+        """One of STATES."""
+        if label in self.problems:
+            return "damaged"
+        result = self.results.get(label)
+        if result is None or not self.finished or len(result.trials) < self.configs[label].trials:
+            return "unfinished"
+        return "diverged" if result.diverged else "finished"
 
 
-def resume_methods(
-    folder: str | Path,
-    datasets: Sequence[Dataset],
-    *,
-    engine: Engine | None = None,
-    stop_asked: Asked = nobody_asks,
-    seconds_between: float = SECONDS_BETWEEN,
-    report: Report = lambda progress: None,
-) -> list[Result]:
-    """Go on with a run that was stopped, from its last checkpoint, to the same results as if it had not been."""
+def read_run(path: str | Path, *, dynamics: bool = True) -> Run:
+    """Read a run, or a sweep as one run, whatever state it is in.
+
+    A damaged entry costs only its own label, see `Run.problems`; without a readable `run.json` there is no run.
+
+    Args:
+        path: the folder.
+        dynamics: whether to read `dynamics.csv` too, which is by far the largest file.
+
+    Example:
+        >>> read_run("runs/demo").configs["dhp+si"].epochs
+        10
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}")
+    if (path / SWEEP).exists():
+        return _read_sweep(path, dynamics)
+    return _read_one(path, dynamics)
+
+
+def _read_one(path: Path, dynamics: bool) -> Run:
+    if not (path / RUN).exists():
+        raise InputError(f"{path} does not hold a run: it has no {RUN}")
+    if (path / RUN).stat().st_size == 0:
+        raise InputError(f"the run in {path} was stopped before it started: start it again")
+    configs, about = read_description(path)
+    results, problems = read_results(path, configs, about["data"], dynamics)
+    if about.get("finished"):
+        lacking = [label for label in configs if label not in results and label not in problems]
+        problems |= {label: f"it has no entry in {path / RESULTS}, though its run is finished" for label in lacking}
+    return Run(path, configs, results, about, problems)
+
+
+def _read_sweep(path: Path, dynamics: bool) -> Run:
+    """The runs of a sweep as one: a label has the trials of all runs in which it was tried."""
+    content = read_json(path / SWEEP)
+    check_format(content, path / SWEEP)
+    runs = [_read_one(folder, dynamics) for folder in sorted_runs(path)]
+    if not runs:
+        raise InputError(f"the sweep in {path} has no results yet")
+    about = {**runs[0].about, **{name: value for name, value in content.items() if name != "format"}}
+    about["seconds"] = sum(float(run.about.get("seconds", 0)) for run in runs)
+    configs: dict[str, Config] = {}
+    results: dict[str, Result] = {}
+    problems: dict[str, str] = {}
+    for run in runs:
+        problems = {**run.problems, **problems}
+        for label, config in run.configs.items():
+            configs[label] = _joined_config(configs[label], config) if label in configs else config
+    for label in configs:
+        found = [run.results[label] for run in runs if label in run.results]
+        if found:
+            results[label] = join_results(configs[label], found)
+    return Run(path, configs, results, about, problems)
+
+
+def sorted_runs(sweep: Path) -> list[Path]:
+    """The runs of a sweep in the order in which they were made: NUMBER-TRIALS, both numbers."""
+    found = [path.parent for path in (sweep / "runs").glob(f"*/{RUN}")]
+    names = {folder: folder.name.split("-") for folder in found}
+    whole = [folder for folder, parts in names.items() if len(parts) == 2 and all(part.isdecimal() for part in parts)]
+    return sorted(whole, key=lambda folder: [int(part) for part in names[folder]])
+
+
+def _joined_config(config: Config, other: Config) -> Config:
+    first = min(config.first_trial, other.first_trial)
+    return config.replace(first_trial=first, trials=config.trials + other.trials)
+
+
+def join_results(config: Config, results: Sequence[Result]) -> Result:
+    """One result of several of the same settings that have different trials, ordered by trial number."""
+    trials = [trial for result in results for trial in result.trials]
+    if len(set(trials)) < len(trials):
+        raise InputError("the same trial is in two of the results that are to be joined")
+    order = np.argsort(trials)
+    return replace(
+        results[0],
+        config=config,
+        trials=tuple(trials[k] for k in order),
+        accuracy=np.concatenate([result.accuracy for result in results])[order],
+        untrained=np.concatenate([result.untrained for result in results])[order],
+        dynamics=sorted((row for result in results for row in result.dynamics), key=lambda row: row["trial"]),
+        diverged=sorted((each for result in results for each in result.diverged), key=lambda each: each.trial),
+    )
+
+
+def open_runs(path: str | Path, *, dynamics: bool = True) -> dict[str, Run]:
+    """Whatever a command left in a folder: a run, a sweep as one run, or the runs of a folder, e.g. a reproduction.
+
+    Returns:
+        The runs by name: for a folder of runs their paths below it, such as "split-mnist/table".
+
+    Example:
+        >>> for name, run in open_runs("reproduction").items():
+        ...     print(name, run.num_models)
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}")
+    if (path / RUN).exists() or (path / SWEEP).exists():
+        return {path.name or str(path.resolve().name): read_run(path, dynamics=dynamics)}
+    found = find_runs(path)
+    if not found:
+        raise InputError(f"there is no run in {path} or below it")
+    return {folder.relative_to(path).as_posix(): read_run(folder, dynamics=dynamics) for folder in found}
+
+
+def find_runs(folder: str | Path, unreadable: list[Path] | None = None) -> list[Path]:
+    """The folders of all runs and sweeps at or below a folder, sorted.
+
+    Folders whose names start with a dot are skipped. Links are followed last, and only to what is neither below the
+    folder nor above it, so that nothing is found twice and no circle is followed.
+
+    Args:
+        folder: where to look.
+        unreadable: folders that could not be listed are added to it.
+    """
     folder = Path(folder)
-    read_unfinished(folder)  # refuse what is no run before its log is touched
-    with opened(folder) as run_folder:
-        description, configs = read_unfinished(folder)
-        try:
-            then = description["data"], description["fingerprints"]
-            device, precision, max_stack = (description[name] for name in ("device", "precision", "max_stack"))
-            made_with = {**description["versions"], **description["surroundings"]}
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({reason(error)})") from error
-        found = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
-        if description.get("settings") != digest(configs):
-            raise InputError(f"the settings in {folder} were changed since the run began")
-        if found != then:
-            raise InputError(f"the data are not those that the run in {folder} began with")
-        setting = Setting(device, precision, max_stack, engine=engine or InProcess(), stop_asked=stop_asked)
-        where = check_options(configs, setting)
-        check_log(description.get("log"))
-        check_buildable(configs, datasets)
-        for place in (folder, *(folder / config.method for config in configs)):
-            remove_unfinished(place)
-        run_folder.log(f"engram run --resume {folder} on {where['device']}")
-        notes = []
-        if not CheckpointFolder(folder).kept_any:
-            notes.append("nothing was kept yet when the run was stopped: it begins again")
-        here = {name: value for name, value in {**versions(), **where}.items() if name != "device"}
-        if warning := changes_since(made_with, here):
-            notes.append(warning)
-        for note in notes:
-            run_folder.log(note)
-            report(Progress(0, 0, note=note))
-        return _go_on(configs, datasets, run_folder, description, setting, seconds_between, report)
-
-
-def has_begun(folder: Path) -> bool:
-    """Whether there is a run from which to go on."""
-    path = folder / "run.json"
-    return path.exists() and path.stat().st_size > 0
-
-
-def read_unfinished(folder: Path) -> tuple[dict[str, Any], list[Config]]:
-    """The description and the configs of a run that can go on."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    path = folder / "run.json"
-    if not path.exists():
-        raise InputError(f"{folder} does not hold a run: it has no run.json")
-    if not has_begun(folder):
-        raise InputError(f"the run in {folder} was stopped before it began: start it again")
-    description = read_json(path)
-    check_format(description, path)
-    if "finished" in description:
-        CheckpointFolder(folder).remove()  # of a process that was killed in its last moment
-        raise InputError(f"the run in {folder} is finished; `engram table {folder}` shows it")
-    methods = description.get("methods")
-    if not are_methods(methods):
-        raise InputError(f"{path} is not a run of Engram, or is damaged")
-    return description, [load_config(folder / method / "config.toml") for method in methods]
+    unreadable = [] if unreadable is None else unreadable
+    return sorted(_find(str(folder), unreadable), key=lambda path: path.parts)
 
 
-def _go_on(
-    configs: Sequence[Config],
-    datasets: Sequence[Dataset],
-    run_folder: RunFolder,
-    description: dict[str, Any],
-    setting: Setting,
-    seconds_between: float,
-    report: Report,
-) -> list[Result]:
-    """From the folder's checkpoints to the end; from the beginning, where there are none yet."""
-    news = News()
-    watchers = [*_logs(run_folder.path, description), report]
-    started = time.monotonic()
-
-    def keep(progress: Progress) -> None:
-        for line in (*news.lines(progress), *news.warnings(progress)):
-            run_folder.log(line)
-        trouble = run_folder.keep(progress.results)
-        for watch in watchers:
-            watch(progress)
-        if trouble:
-            keep(replace(progress, results=None, note=trouble))
-
-    checkpoints = CheckpointFolder(run_folder.path, seconds_between)
-    results = run_on(configs, datasets, replace(setting, checkpoints=checkpoints), keep)
-    run_folder.finish(results, {**description, "finished": now()})
-    checkpoints.remove()
-    run_folder.log(f"done in {time.monotonic() - started:.1f} s")
-    return results
-
-
-def _logs(folder: Path, description: dict[str, Any]) -> list[Report]:
-    """What the run is told to besides. On going on they begin again, from what the checkpoint has."""
-    if description.get("log") is None:
-        return []
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-    return [TensorBoard(folder / "tensorboard")]
+def _find(folder: str, unreadable: list[Path]) -> Iterator[Path]:
+    top = os.path.realpath(folder)
+    seen: set[str] = set()
+    waiting, links = [folder], list[str]()
+    while waiting or links:
+        path = waiting.pop() if waiting else links.pop()
+        real = os.path.realpath(path)
+        if real in seen:
+            continue
+        seen.add(real)
+        try:
+            with os.scandir(path) as listed:
+                entries = list(listed)
+        except OSError:
+            unreadable.append(Path(path))
+            continue
+        if any(entry.name in (RUN, SWEEP) for entry in entries):
+            yield Path(path)
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if os.path.isdir(target) and not _contains(top, target) and not _contains(target, top):
+                    links.append(entry.path)
+            elif entry.is_dir():
+                waiting.append(entry.path)
 
 
-def check_options(configs: Sequence[Config], setting: Setting) -> dict[str, Any]:
-    """Refuse what cannot be run anywhere, or not there; returns the surroundings."""
-    check_choice("precision", setting.precision, PRECISIONS)
-    for config in configs:
-        check_readable(config, config.trials * config.num_tasks * config.epochs * RECORDS_PER_EPOCH)
-    plan_stacks(configs, setting.max_stack)
-    check_own(configs, NOTHING_OWN)
-    return setting.engine.surroundings(setting.device)
-
-
-def check_buildable(configs: Sequence[Config], datasets: Sequence[Dataset]) -> None:
-    """Refuse what cannot be a stream or a network before a folder is claimed for its results."""
-    (stream,) = build_streams(configs[0], [0], datasets)
-    for config in configs:
-        build_model(config, 0, stream.input_shape, stream.num_classes)
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

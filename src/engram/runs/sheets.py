@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engram.common.files import read_json, write_atomically
 from engram.config.presets import PARTS
 from engram.config.settings import BENCHMARKS, PAPER_METHODS, Config, from_dict
 from engram.runs.result import DAMAGE, DYNAMICS, Result, check_format, divergence_of, fractions, provenance_of
+from engram.runs.run import Run, read_run
 
 FORMAT = 1
 SWEEP = "sweep"  # of a sweep's sheets, which are no part of a reproduction
@@ -81,7 +82,20 @@ def sheet_path(folder: Path, benchmark: str, part: str) -> Path:
 
 
 def holds_reproduction(folder: Path) -> bool:
-    return any(sheet_path(folder, benchmark, part).exists() for benchmark in BENCHMARKS for part in PARTS)
+    return any(
+        sheet_path(folder, benchmark, part).exists() or (folder / benchmark / part / "run.json").exists()
+        for benchmark in BENCHMARKS
+        for part in PARTS
+    )
+
+
+def _sheet_of(run: Run) -> Sheet:
+    about = {**run.about["environment"], **run.about["runtime"], **run.about}
+    entries = {
+        label: replace(result, dynamics=[{**row, "trial": max(row["trial"], 0)} for row in result.dynamics])
+        for label, result in run.results.items()
+    }
+    return Sheet(run.about["part"], run.benchmark, entries, about)
 
 
 def begun_parts(folder: Path) -> list[str]:
@@ -101,7 +115,10 @@ def read_reproduction(folder: str | Path, parts: Sequence[str] = tuple(PARTS)) -
     for benchmark in BENCHMARKS:
         for part in parts:
             path = sheet_path(folder, benchmark, part)
-            if path.exists():
+            if (folder / benchmark / part / "run.json").exists():
+                sheet = sheets[benchmark, part] = _sheet_of(read_run(folder / benchmark / part))
+                missing += sheet.missing
+            elif path.exists():
                 sheet = sheets[benchmark, part] = read_sheet(path)
                 if (sheet.benchmark, sheet.part) != (benchmark, part):
                     raise InputError(f"{path} is of another place: it holds the {sheet.part} of {sheet.benchmark}")
@@ -214,4 +231,5 @@ def _result(config: Config, entry: Mapping[str, Any], data: list[dict[str, Any]]
         raise ValueError(f"the dynamics of {shortened(entry['label'])} are not all numbers")
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     dynamics = [{"trial": 0, **row} for row in rows]  # the mean stands in the place of a trial
-    return Result(config, accuracy, untrained, dynamics, [divergence_of(d) for d in entry["diverged"]], data)
+    trials = tuple(range(config.first_trial, config.first_trial + len(accuracy)))
+    return Result(config, trials, accuracy, untrained, dynamics, [divergence_of(d) for d in entry["diverged"]], data)
