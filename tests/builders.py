@@ -63,6 +63,7 @@ def assert_results_equal(found: Any, expected: Any) -> None:
 
 def assert_numbers_equal(found: Result, expected: Result) -> None:
     """Two Results have the same numbers, whatever their settings."""
+    assert found.trials == expected.trials
     np.testing.assert_array_equal(found.accuracy, expected.accuracy)  # NaN equals NaN here, and nothing else is close
     np.testing.assert_array_equal(found.untrained, expected.untrained)
     assert repr(found.dynamics) == repr(expected.dynamics)  # NaN is not equal to itself

@@ -44,8 +44,8 @@ from engram.reproduction.write import make_page
 from engram.runs import start as runs
 from engram.runs.experiment import Progress, Setting, run_on
 from engram.runs.result import Result, read_run
-from engram.runs.start import resume_methods, run_methods
 from engram.runs.sheets import read_reproduction, read_sheet
+from engram.runs.start import resume_methods, run_methods
 from engram.runs.store.index import NAME as INDEX
 from engram.runs.store.index import Index
 from engram.runs.store.query import parse_condition, select

@@ -759,7 +759,7 @@ def test_a_terminal_gets_one_bar_and_a_live_line_a_method() -> None:
     config = preset("split-mnist", "dhp+si", num_tasks=3, trials=2)
     accuracy = np.full((2, 3, 3), np.nan)
     accuracy[:, 0, :2] = [[0.9, 0.5], [1.0, 0.6]]
-    result = Result(config, accuracy, np.zeros((2, 3)), diverged=[Divergence(1, 1, 7)])
+    result = Result(config, (0, 1), accuracy, np.zeros((2, 3)), diverged=[Divergence(1, 1, 7)])
     with RunDisplay([config, config.replace(method="si")], console) as display:
         display.show(Progress(0.1, 0, note="a note"))
         display.show(Progress(0.4, 0, [result]))

@@ -54,6 +54,7 @@ def make_result(method: str = "dhp", *, trials: int = 2, diverged: bool = False,
     rows = [row for k in range(trials) for n in range(2) for row in make_rows(k, n, [4, 9], 1.0 + k)]
     content: dict[str, Any] = {
         "config": preset("split-mnist", method, num_tasks=2, trials=trials, dataset="mnist-small"),
+        "trials": tuple(range(trials)),
         "accuracy": accuracy,
         "untrained": np.full((trials, 2), 0.5),
         "dynamics": rows,
@@ -236,7 +237,7 @@ def of_paper(method: str = "dhp", *, trials: int = 2, **changes: Any) -> Result:
     generator = np.random.default_rng(len(method))
     accuracy = np.where(np.tri(5) > 0, 0.9 + 0.05 * generator.random((trials, 5, 5)), NAN)
     config = preset("split-mnist", method, trials=trials, **changes)
-    return Result(config, accuracy, np.full((trials, 5), 0.5))
+    return Result(config, tuple(range(trials)), accuracy, np.full((trials, 5), 0.5))
 
 
 def test_the_csv_of_the_curves_is_the_results_own_numbers() -> None:

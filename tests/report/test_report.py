@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def make_result(
     ]
     untrained = np.full(shape[:2], 0.5)
     data = [{"name": "mnist", "origin": "published", "train": 60000, "test": 10000}]
-    return Result(config, accuracy, untrained, rows if dynamics else [], [], data)
+    return Result(config, tuple(range(trials)), accuracy, untrained, rows if dynamics else [], [], data)
 
 
 def save_run(folder: Path, results: list[Result], **about: Any) -> Path:
@@ -168,13 +169,13 @@ def missing(*results: Result) -> str:
 
 def test_trials_to_come_are_counted() -> None:
     result = make_result("dhp+mas", trials=3)
-    some = Result(result.config.replace(trials=10), result.accuracy, result.untrained, result.dynamics)
+    some = replace(result, config=result.config.replace(trials=10), diverged=[], data=[])
     assert "dhp+mas: 3 of 10 trials so far." in missing(some, make_result("mas"))
 
 
 def test_what_is_said_to_be_missing_is_not_said_again_below_the_table(tmp_path: Path) -> None:
     result = make_result("dhp")
-    some = Result(result.config.replace(trials=10), result.accuracy, result.untrained, result.dynamics)
+    some = replace(result, config=result.config.replace(trials=10), diverged=[], data=[])
     save_run(tmp_path, [some, make_result("finetune")])
     text = check_page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert text.count("dhp: 3 of 10 trials so far.") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ def make_result(method: str, *finals: tuple[float, float], benchmark: str = "spl
     settings: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "trials": len(finals)} | changes
     return Result(
         config=preset(benchmark, method, **settings),
+        trials=tuple(range(len(finals))),
         accuracy=np.array([[[0.9, NAN], row] for row in finals]),
         untrained=np.full((len(finals), 2), 0.5),
         data=[SMALL],
@@ -101,7 +103,7 @@ def make_paper_result(method: str, benchmark: str = "split-mnist", **changes: An
     """A result on the paper's own tasks, everything half right."""
     config = preset(benchmark, method, **({"trials": 2} | changes))
     shape = (config.trials, config.num_tasks)
-    return Result(config, np.full((*shape, shape[1]), 0.5), np.full(shape, 0.1))
+    return Result(config, tuple(range(config.trials)), np.full((*shape, shape[1]), 0.5), np.full(shape, 0.1))
 
 
 def test_nothing_is_cut_off_on_a_terminal_of_80_columns() -> None:
@@ -172,7 +174,7 @@ def test_a_single_trial_has_no_error() -> None:
 
 def test_a_diverged_trial_is_left_out_and_named() -> None:
     result = make_result("si", (0.5, 0.9), (NAN, NAN), (0.7, 0.9))
-    result = Result(result.config, result.accuracy, result.untrained, diverged=[Divergence(1, 1, 4)], data=[SMALL])
+    result = replace(result, dynamics=[], diverged=[Divergence(1, 1, 4)], data=[SMALL])
     table = summary([result])
     assert table.rows == [("si", "75.00", "5.00", "-0.300", "60.00", "90.00")]
     assert table.notes[-1] == (
@@ -186,7 +188,7 @@ def test_a_method_of_which_every_trial_diverged_has_dashes() -> None:
 
 def test_a_single_task_has_no_transfer() -> None:
     config = preset("permuted-mnist", "dhp", num_tasks=1, trials=1, dataset="mnist-small")
-    result = Result(config, np.array([[[0.5]]]), np.array([[0.1]]))
+    result = Result(config, (0,), np.array([[[0.5]]]), np.array([[0.1]]))
     assert summary([result]).rows == [("dhp", "50.00", "–", "–", "50.00", "50.00")]
 
 
@@ -212,7 +214,7 @@ def test_trials_that_are_still_missing_are_named() -> None:
 def test_data_that_are_not_the_published_are_named() -> None:
     cropped = {"name": "svhn", "origin": "structure", "train": 73255, "test": 26032}
     result = make_result("dhp", (0.5, 0.9))
-    result = Result(result.config, result.accuracy, result.untrained, data=[SMALL, cropped])
+    result = replace(result, dynamics=[], diverged=[], data=[SMALL, cropped])
     notes = [note for note in summary([result]).notes if "samples" in note]
     assert len(notes) == 1
     assert notes[0].startswith("svhn: ")
@@ -270,7 +272,7 @@ def test_without_pairs_there_are_no_gains(methods: list[str]) -> None:
 def test_the_paper_has_no_numbers_for_other_samples_or_tasks(changes: dict[str, Any]) -> None:
     config = preset("split-mnist", "dhp", trials=1, **changes)
     tasks = config.num_tasks
-    result = Result(config, np.zeros((1, tasks, tasks)), np.zeros((1, tasks)))
+    result = Result(config, (0,), np.zeros((1, tasks, tasks)), np.zeros((1, tasks)))
     assert paper_value(result) is None
-    usual = Result(preset("split-mnist", "dhp", trials=1), np.zeros((1, 5, 5)), np.zeros((1, 5)))
+    usual = Result(preset("split-mnist", "dhp", trials=1), (0,), np.zeros((1, 5, 5)), np.zeros((1, 5)))
     assert paper_value(usual) == PAPER_RESULTS["split-mnist"]["dhp"]

@@ -119,7 +119,7 @@ def result(method: str, final: list[float], diverged: bool = False, **changes: o
     lost = [Divergence(k, 1, 5) for k in range(len(final))] if diverged else []
     if diverged:
         accuracy[:, 1] = np.nan
-    return Result(config, accuracy, np.zeros((len(final), 2)), [], lost, [])
+    return Result(config, tuple(range(len(final))), accuracy, np.zeros((len(final), 2)), [], lost, [])
 
 
 def sheet(part: str, *results: Result) -> Sheet:
@@ -185,7 +185,7 @@ def trace(values: dict[str, list[list[float]]]) -> list[dict[str, float]]:
 
 def verdicts_on_dynamics(**values: list[list[float]]) -> dict[str, str]:
     config = preset("permuted-mnist", "dhp", num_tasks=4, trials=1)
-    made = Result(config, np.zeros((1, 4, 4)), np.zeros((1, 4)), trace(values))
+    made = Result(config, (0,), np.zeros((1, 4, 4)), np.zeros((1, 4)), trace(values))
     found = claims({("permuted-mnist", "table"): Sheet("table", "permuted-mnist", {"dhp": made}, {"data": []})})
     return {made.claim.split()[0] + " " + made.claim.split()[1]: made.verdict for made in found if "means" in made.sure}
 

@@ -49,6 +49,7 @@ def make_result(method: str = "dhp+si", trials: int = 2, **changes: Any) -> Resu
     ]
     content: dict[str, Any] = {
         "config": preset("split-mnist", method, trials=trials, num_tasks=2, dataset="mnist-small"),
+        "trials": tuple(range(trials)),
         "accuracy": accuracy,
         "untrained": np.array([[0.1, 0.2], [0.3, NAN]])[-trials:],
         "dynamics": rows,
@@ -103,6 +104,7 @@ def test_any_numbers_are_read_back_exactly(
     )
     result = Result(
         config=preset("permuted-mnist", "dhp", num_tasks=tasks, trials=trials),
+        trials=tuple(range(trials)),
         accuracy=data.draw(arrays(float, (trials, tasks, tasks), elements=values)),
         untrained=data.draw(arrays(float, (trials, tasks), elements=values)),
         dynamics=data.draw(st.lists(row, max_size=3)),
@@ -160,7 +162,9 @@ def test_no_number_takes_more_bytes_than_is_reckoned_with(tmp_path: Path) -> Non
         {"trial": 10**6, "task": 10**4, "epoch": 10**6, "step": 10**8, **dict.fromkeys(DYNAMICS[4:], value)}
         for value in (-1.2345678901234567e-300, 1.2345678901234567e300, NAN)
     ]
-    result = Result(config, random.random((3, 20, 20)) * 1e-5, random.random((3, 20)) * 1e-5, rows * 50, [], [])
+    result = Result(
+        config, (0, 1, 2), random.random((3, 20, 20)) * 1e-5, random.random((3, 20)) * 1e-5, rows * 50, [], []
+    )
     write_result(result, tmp_path)
     assert (tmp_path / "accuracy.json").stat().st_size < 3 * 20 * 21 * NUMBER_BYTES + 500
     assert (tmp_path / "dynamics.csv").stat().st_size < 150 * ROW_BYTES + 100

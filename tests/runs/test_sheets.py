@@ -53,7 +53,15 @@ def make_result(method: str, **changes: Any) -> Result:
     accuracy[1, 2:] = np.nan  # lost in the third task
     config = preset("split-mnist", method, trials=TRIALS, num_tasks=TASKS, **changes)
     dynamics = [row for trial in range(TRIALS) for task in range(2) for row in rows_of(trial, (3, 7), task)]
-    return Result(config, accuracy, random.random((TRIALS, TASKS)), dynamics, [Divergence(1, 2, 17)], ABOUT["data"])
+    return Result(
+        config,
+        tuple(range(TRIALS)),
+        accuracy,
+        random.random((TRIALS, TASKS)),
+        dynamics,
+        [Divergence(1, 2, 17)],
+        ABOUT["data"],
+    )
 
 
 def make_sheet(part: str = "table", benchmark: str = "split-mnist") -> Sheet:
@@ -118,7 +126,7 @@ def test_a_sheet_is_json_for_anybody_with_a_line_an_entry(path: Path) -> None:
 def test_dynamics_are_means_over_the_trials_of_what_each_recorded_in_turn(path: Path) -> None:
     """Also where trials have tasks of different sizes, so that their records are at other steps."""
     rows = [*rows_of(0, (3, 7)), *rows_of(1, (4, 9)), *rows_of(2, (5,)), *rows_of(0, (2,), task=1)]
-    result = Result(make_result("dhp").config, np.zeros((3, 4, 4)), np.zeros((3, 4)), rows)
+    result = Result(make_result("dhp").config, (0, 1, 2), np.zeros((3, 4, 4)), np.zeros((3, 4)), rows)
     mean = mean_dynamics(result)
     assert list(mean) == [name for name in DYNAMICS if name != "trial"]
     assert mean["task"] == [0, 0, 1]
@@ -142,7 +150,7 @@ def test_dynamics_are_kept_of_plastic_methods_where_they_are_looked_at(part: str
 
 def test_a_sheet_says_which_trials_it_lacks() -> None:
     result = make_result("si")
-    short = Result(result.config, result.accuracy[:2], result.untrained[:2])
+    short = Result(result.config, (0, 1), result.accuracy[:2], result.untrained[:2])
     sheet = Sheet("study", "split-mnist", {"dhp": make_result("dhp"), "si": short}, dict(ABOUT))
     assert sheet.missing == [
         "split-mnist, study: si has 2 of 3 trials",
@@ -271,7 +279,7 @@ def test_a_damaged_sheet_is_refused_whatever_was_damaged(path: Path) -> None:
 def test_a_folder_of_sheets_says_in_sentences_what_it_lacks(tmp_path: Path) -> None:
     short = make_sheet("variant")
     result = short.entries["si"]
-    short.entries["si"] = Result(result.config, result.accuracy[:1], result.untrained[:1])
+    short.entries["si"] = Result(result.config, (0,), result.accuracy[:1], result.untrained[:1])
     write_sheet(make_sheet(), sheet_path(tmp_path, "split-mnist", "table"))
     write_sheet(short, sheet_path(tmp_path, "split-mnist", "variant"))
     (tmp_path / "split-mnist" / ".study").mkdir()  # begun

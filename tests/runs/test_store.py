@@ -62,7 +62,9 @@ def result_of(config: Config, level: float = 0.5, trials: int | None = None, **m
     trials = config.trials if trials is None else trials
     noise = np.random.default_rng(config.seed).random((trials, config.num_tasks, config.num_tasks))
     untrained = np.full((trials, config.num_tasks), 0.1)
-    return Result(config, np.clip(level + 0.1 * noise, 0, 1), untrained, data=DATA, **more)
+    first = config.first_trial
+    numbers = tuple(range(first, first + trials))
+    return Result(config, numbers, np.clip(level + 0.1 * noise, 0, 1), untrained, data=DATA, **more)
 
 
 def make_run(folder: Path, *results: Result, finished: bool = True, **about: Any) -> Path:

@@ -23,8 +23,8 @@ from engram.reproduction.plan import plan
 from engram.reproduction.write import write_report
 from engram.runs.experiment import Setting
 from engram.runs.parts import Part, groups_of, run_part
-from engram.runs.start import check_options
 from engram.runs.sheets import PARTS, Sheet, sheet_path
+from engram.runs.start import check_options
 
 
 def reproduce(

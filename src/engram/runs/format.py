@@ -214,9 +214,7 @@ def _with_dynamics(results: dict[str, Result], path: Path) -> tuple[dict[str, Re
 
 def _record(cells: list[str]) -> dict[str, float]:
     values = [str(MEAN) if cells[0] == "mean" else cells[0], *cells[1:]]
-    return {
-        name: int(value) if name in WHOLE else float(value) for name, value in zip(DYNAMICS, values, strict=True)
-    }
+    return {name: int(value) if name in WHOLE else float(value) for name, value in zip(DYNAMICS, values, strict=True)}
 
 
 def fractions(value: Any) -> np.ndarray:
