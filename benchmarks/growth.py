@@ -1,4 +1,4 @@
-"""What the parts of `scaling.py` share: how far each goes, what it leaves, and how memory is counted."""
+"""What the parts of `scaling.py` share: how far each goes, what it leaves, and how peak memory is measured."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from timing import Timing
 
-from engram.bench.timing import Timing
 from engram.report.figures.drawing import Drawing
 
 NOT_MEASURED = float("nan")
@@ -30,8 +29,8 @@ class Scale:
     tasks: int = 1000
     ewc_tasks: int = 200  # it has a term a task, and stops early
     samples: int = 200  # of a task
-    turns: int = 105  # tasks at the end, in which a newcomer learns beside
-    skipped: int = 5  # of these: they warm up
+    turns: int = 105  # tasks at the end, in which a newcomer takes turns with each method
+    skipped: int = 5  # of these turns: they warm up
     classes: tuple[int, ...] = (10, 100, 1_000, 10_000)
     features: int = 512
 
@@ -43,7 +42,7 @@ QUICK = Scale({"mlp": (1, 2, 8)}, 0.01, 0.01, 16, 10, samples=20, turns=6, skipp
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how far it is measured, and who is told of the share that is done."""
+    """Where and how far to measure; `report` is called with the fraction that is done."""
 
     device: torch.device
     dtype: torch.dtype
@@ -57,14 +56,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Found:
-    """What a part leaves: its curves with their numbers, and what its record keeps beside."""
+    """What a part leaves: its curves with their numbers, and what its record holds besides."""
 
     drawing: Drawing
     about: dict[str, Any]
 
 
 def ratio_in_turns(timing: Timing, other: Timing) -> float:
-    """The median of the ratios of rounds that were played together; who takes long plays in fewer."""
+    """The median of the ratios of rounds that both took part in; a slow one takes part in fewer."""
     return statistics.median(a / b for a, b in zip(timing.rounds, other.rounds, strict=False))
 
 
@@ -73,17 +72,12 @@ def columns_of(row: type) -> tuple[str, ...]:
 
 
 def cells_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """To six digits, beyond which no clock is to be trusted."""
+    """With six digits: no clock is more exact."""
     return [tuple(float(f"{c:.6g}") if isinstance(c, float) else c for c in astuple(row)) for row in rows]
 
 
 def in_mb(num_bytes: float) -> str:
     return "—" if num_bytes != num_bytes else f"{num_bytes / MB:,.2f}"
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of tensors, each counted once."""
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 class Peak:

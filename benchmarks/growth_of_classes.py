@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from growth import MB, Found, Peak, Setting, bytes_of, cells_of, columns_of, in_mb, ratio_in_turns
+from growth import MB, Found, Peak, Setting, cells_of, columns_of, in_mb, ratio_in_turns
+from timing import Contestant, bytes_of, measure, timed
 from torch import Tensor, nn
 
-from engram.bench.timing import Contestant, measure, timed
 from engram.common.seeding import generator
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
@@ -35,7 +35,7 @@ class Row:
     ms: float  # a step: the median over rounds
     to_plain: float  # over the plain head's in the same rounds
     held_bytes: int  # parameters, their gradients, trace
-    kept_bytes: int  # by autograd, from the forward to the backward pass, beside those
+    kept_bytes: int  # besides, by autograd, from the forward to the backward pass
     peak_bytes: float  # on a GPU
 
 
@@ -44,7 +44,7 @@ def grow_classes(setting: Setting) -> Found:
     rows: list[Row] = []
     rounds: dict[str, tuple[float, ...]] = {}
     sizes = setting.scale.classes
-    for name in HEADS:  # for what libraries take once, which is no head's
+    for name in HEADS:  # what libraries allocate once must not count as a head's
         Head(name, sizes[0], setting).steps(2)
     for number, size in enumerate(sizes):
         setting.report(number / len(sizes), f"{size} classes")
@@ -57,9 +57,7 @@ def grow_classes(setting: Setting) -> Found:
         contestants = [
             Contestant(name, 1, timed(head.steps, setting.device)) for name, (head, _) in zip(HEADS, heads, strict=True)
         ]
-        timings = dict(
-            zip(HEADS, measure(contestants, setting.scale.seconds_of_heads, lambda share: None), strict=True)
-        )
+        timings = dict(zip(HEADS, measure(contestants, setting.scale.seconds_of_heads), strict=True))
         medians = {name: 1e3 * statistics.median(timing.rounds) for name, timing in timings.items()}
         for name, (head, peak_bytes) in zip(HEADS, heads, strict=True):
             ratio = ratio_in_turns(timings[name], timings["plain"])
@@ -71,7 +69,7 @@ def grow_classes(setting: Setting) -> Found:
 
 
 class Head:
-    """A head with a batch, as a network would call it: the gradient by its features is wanted too."""
+    """A head with a batch, called as a network calls it: the gradient by its features is computed too."""
 
     def __init__(self, name: str, num_classes: int, setting: Setting):
         draw = generator(0, "scaling classes", num_classes)

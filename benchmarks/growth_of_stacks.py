@@ -6,11 +6,9 @@ import statistics
 from dataclasses import dataclass
 
 from growth import MB, Found, Peak, Setting, cells_of, columns_of, in_mb, ratio_in_turns
+from timing import Contestant, Take, measure
+from workloads import USUAL_PENALTIES, WORKLOADS, Workload, engram_loop, memory_of
 
-from engram.bench import loops
-from engram.bench.memory import memory_of_stack
-from engram.bench.timing import Contestant, Take, measure
-from engram.bench.workload import USUAL_PENALTIES, WORKLOADS, Workload
 from engram.config.presets import preset
 from engram.config.settings import PAPER_METHODS
 from engram.report.figures.drawing import Drawing, new_figure
@@ -28,7 +26,7 @@ class Row:
     models: int
     ms: float  # a step of all of them: the median over rounds
     us_per_model: float
-    to_smallest: float  # the share of a model, over that in the smallest stack of this method in the same rounds
+    to_smallest: float  # the time per model, over that in the smallest stack of this method in the same rounds
     held_bytes: int  # parameters, traces, importances, anchors, gain and shift, SI's paths
     peak_bytes: float  # on a GPU, data and activations included
 
@@ -52,13 +50,13 @@ def grow_stacks(setting: Setting) -> Found:
     rounds: dict[str, tuple[float, ...]] = {}
     total = sum(len(sizes) for _, _, sizes in plans)
     for workload, method, sizes in plans:
-        make_stack(workload, method, sizes[0], setting)  # for what libraries take once, which is no stack's
+        make_stack(workload, method, sizes[0], setting)  # what libraries allocate once must not count as a stack's
         smallest = make_stack(workload, method, sizes[0], setting)
         for size in sizes:
             setting.report(len(rows) / total, f"{workload.name}, {method}: {size}")
             stack = smallest if size == smallest.size else make_stack(workload, method, size, setting)
             contestants = [Contestant(method, each.size, each.take) for each in (smallest, stack)]
-            timings = measure(contestants, setting.scale.seconds, lambda share: None)
+            timings = measure(contestants, setting.scale.seconds)
             ms = 1e3 * statistics.median(timings[1].rounds)
             ratio = ratio_in_turns(timings[1], timings[0]) * smallest.size / size
             rows.append(Row(workload.name, method, size, ms, 1e3 * ms / size, ratio, stack.held, stack.peak))
@@ -74,21 +72,21 @@ def sizes_of(method: str, sizes: tuple[int, ...]) -> list[int]:
 
 
 def make_stack(workload: Workload, method: str, size: int, setting: Setting) -> Stack:
-    """Models in the midst of an epoch, their penalties in force; trials each have their own batches."""
+    """Models in the middle of an epoch, with penalties that act; each trial has its own batches."""
     if method == MIXED:
         models = workload.mixed(size, USUAL_PENALTIES)
     else:
         models = [(preset(workload.benchmark, method), trial) for trial in range(size)]
     with Peak(setting.device) as peak:
-        learners = loops.learners_of(workload, models, setting.device, setting.dtype)
-        held = memory_of_stack(learners).total
-        take = loops.engram_loop(workload, learners, setting.device, setting.dtype)
+        learners = workload.learners(models, setting.device, setting.dtype)
+        held = memory_of(learners).total
+        take = engram_loop(workload, learners, setting.device, setting.dtype)
         take(2)
     return Stack(size, take, held, peak.bytes)
 
 
 def draw(rows: list[Row], on_gpu: bool) -> Drawing:
-    """On a CPU as ratios: there, models go one by one, and what else a machine does shows more than their number."""
+    """On a CPU as ratios: there, models go one by one, and other load on the machine matters more than their number."""
     figure = new_figure(WIDTH, 3.0)
     time, memory = figure.subplots(1, 2)
     handles = []

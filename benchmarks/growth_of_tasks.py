@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from growth import MB, NOT_MEASURED, Found, Scale, Setting, bytes_of, cells_of, columns_of, in_mb
+from growth import MB, NOT_MEASURED, Found, Scale, Setting, cells_of, columns_of, in_mb
+from timing import bytes_of, synchronize
 
-from engram.bench.timing import synchronize
 from engram.config.presets import preset
 from engram.config.settings import Config
 from engram.data.streams import Stream, move_streams
@@ -23,13 +23,13 @@ from engram.report.figures.style import WIDTH, colour_of_method, legend_below, r
 from engram.report.tables import Table
 
 METHODS = ("online-ewc", "si", "mas", "dhp", "dhp+online-ewc", "dhp+si", "dhp+mas", "ewc")
-SPANS = ((6, 15), (91, 100), (991, 1000))  # the tasks whose median stands for 10, 100 and 1,000
+SPANS = ((6, 15), (91, 100), (991, 1000))  # the tasks whose medians stand for 10, 100 and 1,000
 NUMBERS = (
     "method",
     *(f"ms, {first}–{last}" for first, last in SPANS),
     "tasks",
     "last / newcomer",
-    "ms to examine",
+    "ms to evaluate",
     "MB after the first",
     "MB after the last",
 )
@@ -41,8 +41,8 @@ class Row:
     task: int  # from 1
     train_ms: float
     consolidate_ms: float
-    newcomer_ms: float  # of one who learns its first tasks in turns with the last, consolidation included
-    examine_ms: float  # on all tasks so far
+    newcomer_ms: float  # of a newcomer that learns its first tasks in turns with these, consolidation included
+    evaluate_ms: float  # on all tasks so far
     penalty_bytes: float  # terms, and SI's paths
 
     @property
@@ -53,7 +53,7 @@ class Row:
 def grow_tasks(setting: Setting) -> Found:
     """All methods take turns at each task, and towards the end a newcomer of each takes turns with them.
 
-    So a slow moment of the machine hits old and new alike: their ratio tells how the work has grown.
+    So a slow moment of the machine affects old and new alike: their ratio shows how the work has grown.
     """
     scale = setting.scale
     stream, streams = make_streams(setting)
@@ -72,26 +72,26 @@ def grow_tasks(setting: Setting) -> Found:
     return Found(draw(rows, scale), about)
 
 
-def learn_in_turns(method: str, n: int, n_of_new: int, old: Student, new: Student, examined: bool) -> Row:
-    """Task n of the one, and of the other if it is its turn; neither is always the first."""
+def learn_in_turns(method: str, n: int, n_of_new: int, old: Student, new: Student, evaluated: bool) -> Row:
+    """Learn task n, and a task of the newcomer if it takes part by now; neither always comes first."""
     newcomer = NOT_MEASURED
     if n_of_new >= 0 and n % 2:
         newcomer = sum(new.learn(n_of_new))
     train, consolidate = old.learn(n)
     if n_of_new >= 0 and not n % 2:
         newcomer = sum(new.learn(n_of_new))
-    if not examined:
+    if not evaluated:
         return Row(method, n + 1, train, consolidate, newcomer, NOT_MEASURED, NOT_MEASURED)
-    return Row(method, n + 1, train, consolidate, newcomer, old.examine(n + 1), old.penalty_bytes())
+    return Row(method, n + 1, train, consolidate, newcomer, old.evaluate(n + 1), old.penalty_bytes())
 
 
 def marks(last: int) -> list[int]:
-    """After so many tasks all of them are examined: 1, 2, 5, 10, … and the last."""
+    """After so many tasks all of them are evaluated: 1, 2, 5, 10, … and the last."""
     return [n for n in (k * 10**e for e in range(6) for k in (1, 2, 5)) if n < last] + [last]
 
 
 def make_streams(setting: Setting) -> tuple[Stream, list[dict[str, float]]]:
-    """The stream; and of streams of a hundredth, a tenth and all of its tasks the seconds and bytes that they take."""
+    """The stream; and the seconds and bytes of streams with a hundredth, a tenth and all of its tasks."""
     taken: list[dict[str, float]] = []
     for num_tasks in sorted({max(1, setting.scale.tasks // part) for part in (100, 10, 1)}):
         config = config_of("dhp", num_tasks, setting.scale)
@@ -126,15 +126,15 @@ class Student:
         train = self._ms(lambda: train_task(self.program, self.batches, self.config, Place(task=n)))
         return train, self._ms(lambda: self.program.consolidate(n))
 
-    def examine(self, num_tasks: int) -> float:
-        """Milliseconds of an examination on so many tasks."""
+    def evaluate(self, num_tasks: int) -> float:
+        """Milliseconds of an evaluation on so many tasks."""
         return self._ms(lambda: self.program.evaluate(range(num_tasks)))
 
     def penalty_bytes(self) -> int:
         return bytes_of(self.learner.penalty.state_dict().values())
 
     def check(self) -> None:
-        """Who has diverged takes no more steps, and would look fast."""
+        """A learner that has diverged takes no more steps, and would look fast."""
         if not (self.learner.learning and bool(self.program.finite().all())):
             raise RuntimeError(f"{self.config.method} has diverged")
 
@@ -157,22 +157,22 @@ def span_ms(rows: Sequence[Row], first: int, last: int) -> str:
     return f"{statistics.median(own):.2f}" if len(own) == last - first + 1 else "—"
 
 
-def numbers_of(rows: Sequence[Row], examined: Sequence[Row], ratio: float) -> tuple[str, ...]:
-    """What a reader wants to know of one method."""
+def numbers_of(rows: Sequence[Row], evaluated: Sequence[Row], ratio: float) -> tuple[str, ...]:
+    """The row of one method."""
     spans = [span_ms(rows, first, last) for first, last in SPANS]
-    first, last = examined[0], examined[-1]
+    first, last = evaluated[0], evaluated[-1]
     held = (in_mb(first.penalty_bytes), in_mb(last.penalty_bytes))
-    return (last.method, *spans, str(last.task), f"{ratio:.3f}", f"{last.examine_ms:,.1f}", *held)
+    return (last.method, *spans, str(last.task), f"{ratio:.3f}", f"{last.evaluate_ms:,.1f}", *held)
 
 
 def draw(rows: list[Row], scale: Scale) -> Drawing:
     figure = new_figure(WIDTH, 4.8)
-    (learning, turns), (examining, memory) = figure.subplots(2, 2)
+    (learning, turns), (evaluating, memory) = figure.subplots(2, 2)
     handles, numbers = [], []
     steady = {row.task: row.ms for row in rows if row.method == "dhp"}  # it has no penalty
     for place, method in enumerate(METHODS):
         own = [row for row in rows if row.method == method]
-        examined = [row for row in own if row.examine_ms == row.examine_ms]
+        evaluated = [row for row in own if row.evaluate_ms == row.evaluate_ms]
         colour, plastic = colour_of_method(method), "dhp" in method
         line = {"color": colour, "ls": "-" if plastic else "--", "lw": 1.2, "marker": "o", "ms": 2}
         width = max(1, scale.tasks // 40)
@@ -182,25 +182,25 @@ def draw(rows: list[Row], scale: Scale) -> Drawing:
         handles += learning.plot(middles, medians, label=method, **line)
         ratio = to_newcomer(own, scale.skipped)
         turns.plot([ratio], [place], "o", ms=4, color=colour, mfc=colour if plastic else "none")
-        tasks = [row.task for row in examined]
-        examining.plot(tasks, [row.examine_ms for row in examined], **line)
-        memory.plot(tasks, [row.penalty_bytes / MB for row in examined], **line)
-        numbers.append(numbers_of(own, examined, ratio))
+        tasks = [row.task for row in evaluated]
+        evaluating.plot(tasks, [row.evaluate_ms for row in evaluated], **line)
+        memory.plot(tasks, [row.penalty_bytes / MB for row in evaluated], **line)
+        numbers.append(numbers_of(own, evaluated, ratio))
     learning.set_ylim(bottom=0)
     tidy(learning, "task", "time to learn it / dhp's")
     turns.set_yticks(range(len(METHODS)), METHODS)
     turns.invert_yaxis()
     tidy(turns, "last / newcomer")
     rule(turns, x=1, strength=0.4)
-    examining.set_xscale("log")
-    examining.set_yscale("log")
-    tidy(examining, "tasks so far", "ms to examine all")
+    evaluating.set_xscale("log")
+    evaluating.set_yscale("log")
+    tidy(evaluating, "tasks so far", "ms to evaluate all")
     memory.set_xscale("log")
     tidy(memory, "tasks so far", "MB of a penalty's state")
     legend_below(figure, handles)
     caption = (
         "Time to train on a task and consolidate it, over that of DHP alone for the same task; that of the last tasks "
-        "over that of a newcomer's first; time to examine all tasks so far; and what a penalty holds."
+        "over that of a newcomer's first; time to evaluate all tasks so far; and the memory of a penalty."
     )
     table = Table("Tasks", NUMBERS, numbers)
     return Drawing("scaling-tasks", "Tasks", caption, figure, columns_of(Row), cells_of(rows), table)

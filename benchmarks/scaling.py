@@ -1,6 +1,7 @@
 """How time and memory grow with the stack, with tasks and with classes: python benchmarks/scaling.py --out FOLDER.
 
-For each part a CSV with all that was measured, a PNG of its curves, a table to read, and a JSON record to repeat it by.
+Each part leaves a CSV with all that was measured, a PNG of its curves, a table to read, and a JSON record of how to
+repeat it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from growth_of_stacks import grow_stacks
 from growth_of_tasks import grow_tasks
 from rich.console import Console
 from rich.progress import Progress
+from timing import busy_notes, hardware
 
-from engram.bench.record import hardware
-from engram.bench.run import busy_notes
 from engram.common.errors import InputError
 from engram.common.files import write_atomically
 from engram.engine.build import choose_device, precision_of

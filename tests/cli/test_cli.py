@@ -42,7 +42,7 @@ from engram.runs.sheets import read_sheet
 
 REPOSITORY = Path(__file__).parents[2]
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
-COMMANDS = ("run", "sweep", "reproduce", "table", "figures", "report", "bench", "data list", "data fetch", "data check")
+COMMANDS = ("run", "sweep", "reproduce", "table", "figures", "report", "data list", "data fetch", "data check")
 COMMANDS += ("runs list", "runs show", "runs compare", "runs export")
 
 

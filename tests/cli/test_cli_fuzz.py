@@ -14,7 +14,6 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engram.cli import bench as cli_bench
 from engram.cli import reproduce as cli_reproduce
 from engram.cli import sweep as cli_sweep
 from engram.cli.main import app, main
@@ -109,7 +108,6 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(runs, "run_on", reached)
         patch.setattr(cli_reproduce, "run_part", reached)
         patch.setattr(cli_sweep, "run_sweep", reached)
-        patch.setattr(cli_bench, "run_bench", reached)
         patch.setattr(pooch, "retrieve", offline)
         patch.setattr(download.time, "sleep", lambda seconds: None)
         yield
@@ -140,7 +138,7 @@ def test_whatever_is_typed_ends_in_a_sentence(name: str, data: st.DataObject) ->
 
 def test_every_command_is_typed() -> None:
     assert set(COMMANDS) == {
-        *("run", "sweep", "reproduce", "bench", "table", "figures", "report"),
+        *("run", "sweep", "reproduce", "table", "figures", "report"),
         *("data list", "data fetch", "data check"),
         *("runs list", "runs show", "runs compare", "runs export"),
     }
@@ -150,7 +148,5 @@ def test_what_is_right_reaches_the_work() -> None:
     words = ["run", "split-mnist", "--dataset", "mnist-small", "--trials", "1", "--out", str(Path("new") / "run")]
     with pytest.raises(Reached):
         main(words)
-    with pytest.raises(Reached):
-        main(["bench", "--device", "cpu"])
     with pytest.raises(Reached):
         main(["reproduce", "--quick", "--benchmark", "split-mnist"])

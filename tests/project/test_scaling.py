@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import timing
 from typer import Typer
 from typer.testing import CliRunner
 
-from engram.bench import timing
-
 pytestmark = pytest.mark.slow
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PARTS = ("stack", "tasks", "classes")
 Run = Callable[..., str]
 
@@ -24,7 +22,6 @@ Run = Callable[..., str]
 def scaling() -> Iterator[Run]:
     """The command, in this process, with as few steps as can be timed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
         patch.setattr(timing, "FEWEST_STEPS", 1)
         patch.setattr(timing, "FEWEST_ROUNDS", 2)
         from scaling import measure_growth

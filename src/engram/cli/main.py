@@ -20,7 +20,6 @@ app = typer.Typer(
             "run": "run.run",
             "sweep": "sweep.sweep",
             "reproduce": "reproduce.reproduce",
-            "bench": "bench.bench",
             "table": "results.table",
             "figures": "results.figures",
             "report": "results.report",

@@ -1,4 +1,4 @@
-"""`engram bench`: what is measured, how times become ratios, and the record that it leaves."""
+"""`benchmarks/speed.py`: what is measured, how times become ratios, and the record that it leaves."""
 
 from __future__ import annotations
 
@@ -7,46 +7,41 @@ import re
 import sys
 from pathlib import Path
 
+import contestants as others
 import pytest
+import timing
 import torch
+from record import Findings, Plan, Speed, memory_table, speed_table, to_markdown
+from speed import FLOOR, MIX, PLAIN, main, measure_speed
+from timing import FEWEST_ROUNDS, ROUNDS, Contestant, Timing, busy_notes, measure
+from workloads import HEADS, PENALTIES, WORKLOADS, memory_of
 
-from engram.bench import avalanche, floor, timing
-from engram.bench.memory import memory_of
-from engram.bench.record import memory_table, speed_table, to_markdown
-from engram.bench.run import FLOOR, MIX, PLAIN, Findings, Plan, Speed, busy_notes, run_bench
-from engram.bench.timing import FEWEST_ROUNDS, ROUNDS, Contestant, Timing, measure
-from engram.bench.workload import HEADS, PENALTIES, WORKLOADS
-from engram.cli.main import main
 from engram.common.errors import InputError
 from engram.config.settings import PAPER_METHODS
 
 CPU = torch.device("cpu")
 
 
-def engram(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    return int(stopped.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def found() -> Findings:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", 3)
-        return run_bench(Plan(device="cpu", networks=("mlp",), sizes=(1, 2), penalties=("none", "si"), seconds=0.01))
+        return measure_speed(
+            Plan(device="cpu", networks=("mlp",), sizes=(1, 2), penalties=("none", "si"), seconds=0.01)
+        )
 
 
 # --- what is measured
 
 
-def test_every_head_and_penalty_is_a_contestant_beside_floor_and_plain_loop(found: Findings) -> None:
+def test_every_head_and_penalty_is_measured_with_floor_and_plain_loop(found: Findings) -> None:
     alone = {speed.name for speed in found.speeds if speed.size == 1}
     assert {FLOOR, PLAIN} < alone
     assert {f"engram {head}, {penalty}" for head in HEADS for penalty in ("none", "si")} < alone
     assert [speed.name for speed in found.speeds if speed.size == 2] == [MIX]
 
 
-def test_ratios_are_those_of_the_times(found: Findings) -> None:
+def test_ratios_follow_from_the_times(found: Findings) -> None:
     floor_ms, plain_ms = found.speed("mlp", FLOOR).ms, found.speed("mlp", PLAIN).ms
     for speed in found.speeds:
         if speed.size == 1:
@@ -58,21 +53,21 @@ def test_ratios_are_those_of_the_times(found: Findings) -> None:
     )
 
 
-def test_floor_counts_the_products_of_forward_and_backward_passes() -> None:
+def test_floor_counts_products_of_forward_and_backward_passes() -> None:
     weights = (784 * 400, 400 * 400, 400 * 10)
-    assert floor.flops_of(WORKLOADS["mlp"]) == 64 * 2 * (3 * sum(weights) - weights[0])
+    assert others.flops_of(WORKLOADS["mlp"]) == 64 * 2 * (3 * sum(weights) - weights[0])
     convolutions = (28 * 28 * 20 * 75, 10 * 10 * 50 * 500)
     linear = (1250 * 500, 500 * 50)
-    assert floor.flops_of(WORKLOADS["cnn"]) == 32 * 2 * (3 * sum(convolutions + linear) - convolutions[0])
+    assert others.flops_of(WORKLOADS["cnn"]) == 32 * 2 * (3 * sum(convolutions + linear) - convolutions[0])
 
 
-def test_floor_of_a_stack_counts_what_its_models_must_move() -> None:
+def test_floor_of_a_stack_counts_the_memory_traffic() -> None:
     mlp = WORKLOADS["mlp"]
     weights = (784 * 400, 400 * 400, 400 * 10)
     plain = 4 * (4 * sum(weights) - weights[0])
-    assert floor.traffic_of(mlp, [mlp.config("plain", "none")], 4) == plain
-    assert floor.traffic_of(mlp, [mlp.config("plain", "mas")], 4) == plain + 4 * 2 * sum(weights)
-    assert floor.traffic_of(mlp, [mlp.config("dhp", "si")] * 3, 4) == 3 * (plain + 4 * 4 * sum(weights))
+    assert others.traffic_of(mlp, [mlp.config("plain", "none")], 4) == plain
+    assert others.traffic_of(mlp, [mlp.config("plain", "mas")], 4) == plain + 4 * 2 * sum(weights)
+    assert others.traffic_of(mlp, [mlp.config("dhp", "si")] * 3, 4) == 3 * (plain + 4 * 4 * sum(weights))
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -80,22 +75,20 @@ def test_floor_and_plain_loop_have_the_same_products(name: str) -> None:
     """By the operations that PyTorch itself counts."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from engram.bench.loops import plain_loop
-
     workload = WORKLOADS[name]
     counted = {}
-    for kind, make in (("floor", floor.one_network), ("plain", plain_loop)):
+    for kind, make in (("floor", others.floor_of_one), ("plain", others.plain_loop)):
         take = make(workload, CPU, torch.float32)
         with FlopCounterMode(display=False) as counter:
             take(1)
         counted[kind] = counter.get_total_flops()
-    assert counted["floor"] == counted["plain"] == floor.flops_of(workload)
+    assert counted["floor"] == counted["plain"] == others.flops_of(workload)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_penalties_are_in_force(name: str, head: str, penalty: str) -> None:
+def test_penalties_act(name: str, head: str, penalty: str) -> None:
     workload = WORKLOADS[name]
     config = workload.config(head, penalty)
     assert config.plastic == (head == "dhp")
@@ -103,7 +96,7 @@ def test_penalties_are_in_force(name: str, head: str, penalty: str) -> None:
     assert (learner.penalty.pull(0.01) is not None) == (penalty != "none")
 
 
-def test_a_mixed_stack_is_the_papers_methods_trial_after_trial() -> None:
+def test_mixed_stack_holds_the_papers_methods_trial_after_trial() -> None:
     models = WORKLOADS["mlp"].mixed(80, PENALTIES)
     assert [config.method for config, _ in models[:8]] == list(PAPER_METHODS)
     assert [trial for _, trial in models] == [k // 8 for k in range(80)]
@@ -113,7 +106,7 @@ def test_memory_counts_each_tensor_once() -> None:
     mlp = WORKLOADS["mlp"]
     si = mlp.learner(mlp.config("dhp", "si"), 0, CPU, torch.float32)
     weights = 4 * sum(theta.numel() for theta in si.penalty.parameters.values())
-    held = memory_of(si)
+    held = memory_of([si])
     assert held.parameters == weights + 4 * (4000 + 1)  # α and η
     assert held.traces == 4 * 4000
     assert (held.importances, held.anchors, held.pulls) == (weights, weights, 2 * weights)
@@ -124,7 +117,7 @@ def test_memory_counts_each_tensor_once() -> None:
 # --- times
 
 
-def test_contestants_take_turns_and_slow_ones_play_fewer_rounds() -> None:
+def test_contestants_take_turns_and_slow_ones_take_fewer() -> None:
     turns: list[str] = []
 
     def contestant(name: str, seconds: float) -> Contestant:
@@ -134,7 +127,7 @@ def test_contestants_take_turns_and_slow_ones_play_fewer_rounds() -> None:
 
         return Contestant(name, 1, take)
 
-    quick, slow = measure([contestant("quick", 1e-6), contestant("slow", 1.0)], 0.5, lambda share: None)
+    quick, slow = measure([contestant("quick", 1e-6), contestant("slow", 1.0)], 0.5)
     assert (len(quick.rounds), len(slow.rounds)) == (ROUNDS, FEWEST_ROUNDS)
     assert turns[4:8] == ["quick", "slow", "quick", "slow"]  # after warming up
     assert (quick.seconds, slow.seconds) == pytest.approx((1e-6, 1.0))
@@ -149,19 +142,19 @@ def test_a_few_slow_rounds_do_not_count() -> None:
 # --- Avalanche
 
 
-def test_without_avalanche_a_note_says_so(found: Findings) -> None:
-    assert ("Avalanche: avalanche-lib is not installed" in found.notes) == (not avalanche.is_installed())
+def test_missing_avalanche_is_noted(found: Findings) -> None:
+    assert ("Avalanche: avalanche-lib is not installed" in found.notes) == (not others.avalanche_is_installed())
 
 
-def test_an_avalanche_that_cannot_be_imported_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avalanche, "is_installed", lambda: True)
+def test_broken_avalanche_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(others, "avalanche_is_installed", lambda: True)
     monkeypatch.setitem(sys.modules, "avalanche", None)
     monkeypatch.setitem(sys.modules, "avalanche.benchmarks", None)
-    broken = run_bench(Plan(device="cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001))
+    broken = measure_speed(Plan(device="cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001))
     assert broken.notes[-1].startswith("Avalanche: avalanche-lib is installed, but cannot be imported")
 
 
-def test_a_busy_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (0.9, 9.0, 9.0), raising=False)
     assert busy_notes() == []
@@ -181,14 +174,14 @@ def test_tables_show_every_row_and_what_the_dhp_head_costs(found: Findings) -> N
     assert len(memory_table(found).rows) == 7
 
 
-def test_a_record_has_all_that_is_needed_to_repeat_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_record_has_all_that_is_needed_to_repeat_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "records" / "today"
-    command = ["bench", "--device", "cpu", "--networks", "mlp", "--sizes", "1", "--penalties", "none"]
+    command = ["--device", "cpu", "--networks", "mlp", "--sizes", "1", "--penalties", "none"]
     command += ["--seconds", "0.001", "--out", str(out)]
-    assert engram(*command) == 0
+    main(command)
     assert "mlp: time of a training step" in capsys.readouterr().out
     record = json.loads((out / "record.json").read_text())
-    assert record["command"] == " ".join(["engram", *command])
+    assert record["command"] == " ".join(["python benchmarks/speed.py", *command])
     assert record["hardware"]
     assert {"torch", "python", "engram"} <= set(record["versions"])
     rows = {row["name"]: row for row in record["speeds"]}
@@ -196,7 +189,8 @@ def test_a_record_has_all_that_is_needed_to_repeat_it(tmp_path: Path, capsys: py
     text = (out / "README.md").read_text()
     assert record["command"] in text
     assert "| engram dhp, none | 1 |" in text
-    assert engram(*command) == 2
+    with pytest.raises(SystemExit):
+        main(command)
     assert "holds a record already" in capsys.readouterr().err
 
 
@@ -204,12 +198,12 @@ def test_markdown_names_command_hardware_and_versions() -> None:
     about = {
         "date": "2025-01-31",
         "hardware": "a GPU",
-        "command": "engram bench",
+        "command": "python benchmarks/speed.py",
         "threads": 1,
         "versions": {"torch": "2"},
     }
     assert to_markdown(about, []).startswith(
-        "# 2025-01-31: a GPU\n\n```\nengram bench\n```\n\n1 CPU thread(s); torch 2.\n"
+        "# 2025-01-31: a GPU\n\n```\npython benchmarks/speed.py\n```\n\n1 CPU thread(s); torch 2.\n"
     )
 
 
@@ -219,13 +213,13 @@ def test_markdown_names_command_hardware_and_versions() -> None:
         ({"networks": ("mpl",)}, "there is no network 'mpl' (did you mean mlp?)"),
         ({"penalties": ("l2",)}, "there is no penalty 'l2'"),
         ({"sizes": (1, 0)}, "at least 1, not 0"),
-        ({"sizes": (8, 8)}, "named once each"),
-        ({"sizes": ()}, "at least one"),
+        ({"sizes": (8, 8)}, "each once"),
+        ({"sizes": ()}, "give at least one of the sizes"),
         ({"seconds": 0}, "above 0"),
         ({"seconds": float("nan")}, "above 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(changes: dict, says: str) -> None:
+def test_bad_plan_is_refused(changes: dict, says: str) -> None:
     with pytest.raises(InputError, match=re.escape(says)):
         Plan(**changes)
 
@@ -242,8 +236,10 @@ def test_what_cannot_be_measured_is_refused(changes: dict, says: str) -> None:
         ("--precision", "half"),
     ],
 )
-def test_the_command_refuses_in_one_sentence(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert engram("bench", *arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("engram: ")
-    assert error.count("\n") == 1
+def test_bad_arguments_are_refused_before_anything_is_measured(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
+    assert "speed.py: error: " in capsys.readouterr().err.splitlines()[-1]
