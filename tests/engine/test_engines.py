@@ -22,7 +22,7 @@ from engram.config.settings import Config
 from engram.engine import Engine, InProcess, start_engine
 from engram.engine.build import Own
 from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.learner import Record, TrialOutcome
+from engram.engine.learner import Record, Outcome
 from engram.engine.letters import Letter, News, with_news
 from engram.engine.stacks import Share
 from engram.engine.unit import Source, Told, Unit, find_limit
@@ -75,9 +75,9 @@ def test_without_ray_it_is_said_what_to_install(
 # --- letters
 
 
-def learned(num_tasks: int) -> TrialOutcome:
+def learned(num_tasks: int) -> Outcome:
     rows = [[0.5 + task / 10] * (task + 1) for task in range(num_tasks)]
-    return TrialOutcome([0.1, 0.1], rows, [Record(0, task, 0, 0, 1.0) for task in range(num_tasks)])
+    return Outcome([0.1, 0.1], rows, [Record(0, task, 0, 0, 1.0) for task in range(num_tasks)])
 
 
 def test_letters_hold_what_is_new_and_make_up_the_whole() -> None:

@@ -16,7 +16,7 @@ from engram.data.sources import load
 from engram.engine.build import build_learner, build_model, build_penalty, build_streams
 from engram.engine.cpu.program import OneByOne
 from engram.engine.evaluation import accuracy, evaluate
-from engram.engine.learner import Learner, TrialOutcome
+from engram.engine.learner import Learner, Outcome
 from engram.engine.loop import run_stream, train_task
 from engram.engine.program import Batches
 from engram.nn.masking import mask_logits
@@ -51,7 +51,7 @@ def make_learner(config: Config, stream: streams.Stream, trial: int = 0) -> Lear
     return build_learner(config, trial, stream.input_shape, stream.num_classes, torch.device("cpu"), torch.float32)
 
 
-def learn(learners: list[Learner], stream: streams.Stream) -> list[TrialOutcome]:
+def learn(learners: list[Learner], stream: streams.Stream) -> list[Outcome]:
     """Take learners of one trial through a stream."""
     config = learners[0].config
     batches = Batches([learners[0].trial], [stream], config.seed, torch.float32)

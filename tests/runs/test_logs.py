@@ -15,7 +15,7 @@ from engram.cli.main import main
 from engram.common.errors import DivergedError
 from engram.config.settings import Config
 from engram.engine.checkpoint import Checkpoints
-from engram.engine.learner import Record, TrialOutcome
+from engram.engine.learner import Record, Outcome
 from engram.runs.experiment import Setting
 from engram.runs.result import Result, read_run
 from engram.runs.start import resume_methods, run_methods
@@ -135,7 +135,7 @@ def test_a_run_that_was_stopped_tells_nothing_twice(
 def test_a_trial_that_diverges_leaves_the_mean_to_the_others(tmp_path: Path) -> None:
     (config, _) = configs(num_tasks=2)
     told = TensorBoard(tmp_path)
-    sound, lost = TrialOutcome(), TrialOutcome()
+    sound, lost = Outcome(), Outcome()
 
     def tell() -> Curves:
         told(Progress(0.5, 0, configs=[config], outcomes={(0, 0): sound, (0, 1): lost}))

@@ -24,7 +24,7 @@ from engram.config.settings import Config
 from engram.engine import checkpoint
 from engram.engine.build import Own
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder, Checkpoints
-from engram.engine.learner import Record, TrialOutcome
+from engram.engine.learner import Record, Outcome
 from engram.engine.loop import Place
 from engram.engine.stacks import Share, plan_stacks
 from engram.runs.experiment import Setting, run_on
@@ -296,7 +296,7 @@ def test_a_checkpoint_is_of_the_moment_at_which_it_was_taken(tmp_path: Path, mon
 
     monkeypatch.setattr(checkpoint, "write_tensors", late)
     (config,) = configs(trials=1)[:1]
-    outcome = TrialOutcome([0.1, 0.2, 0.3], [[0.5, 0.5]], [Record(0, 0, 0, 0, 1.0)])
+    outcome = Outcome([0.1, 0.2, 0.3], [[0.5, 0.5]], [Record(0, 0, 0, 0, 1.0)])
     checkpoints = Checkpoints(tmp_path / "stack-0.safetensors")
     checkpoints.save([config], [], {(0, 0): outcome}, Place(task=1))
     outcome.rows.append([0.6, 0.6, 0.6])

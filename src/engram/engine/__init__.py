@@ -1,4 +1,4 @@
-"""Engines: who trains the stacks of an experiment, and where."""
+"""The engine: trains hundreds of models as one program, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ ENGINES = ("in-process", "ray")
 
 @contextmanager
 def start_engine(name: str = "in-process", address: str | None = None) -> Iterator[Engine]:
-    """An engine by its name, as long as it is needed. `address` is that of a Ray cluster.
+    """Start an engine by its name, and shut it down afterwards.
+
+    Args:
+        name: "in-process" or "ray".
+        address: of a Ray cluster; by default $RAY_ADDRESS, or a new cluster of this machine.
 
     Example:
         >>> with start_engine("in-process") as engine:
@@ -21,7 +25,7 @@ def start_engine(name: str = "in-process", address: str | None = None) -> Iterat
     """
     check_choice("engine", name, ENGINES)
     if address is not None and name != "ray":
-        raise InputError(f"an address is that of a Ray cluster, and the engine is {name}: --engine ray")
+        raise InputError(f"--address applies only to a Ray cluster, and the engine is {name}: use --engine ray")
     if name == "in-process":
         yield InProcess()
         return

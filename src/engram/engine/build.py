@@ -30,15 +30,24 @@ from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
 
 
 @dataclass(frozen=True)
-class Own:
-    """What a person brings of their own, each made anew for every model, in place of what the config names."""
+class Custom:
+    """Functions that make the parts of a model, called once for every model, in place of what its config names.
 
-    features: Callable[[], nn.Module] | None = None  # from inputs to features (batch, width)
-    head: Callable[[int, int], nn.Module] | None = None  # of (width, classes), called as head(hidden, targets)
-    penalty: Callable[[nn.Module], Penalty] | None = None  # of a model
+    Args:
+        features: makes a module from inputs to features (batch, width), for configs with network="own".
+        head: makes a head from (width, classes); it is called as head(hidden, targets).
+        penalty: makes a penalty for a model.
+
+    Example:
+        >>> Custom(features=lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU()))
+    """
+
+    features: Callable[[], nn.Module] | None = None
+    head: Callable[[int, int], nn.Module] | None = None
+    penalty: Callable[[nn.Module], Penalty] | None = None
 
 
-NOTHING_OWN = Own()
+NOTHING_CUSTOM = Custom()
 MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
 
@@ -90,29 +99,42 @@ def build_learner(
     num_classes: int,
     device: torch.device,
     dtype: torch.dtype,
-    own: Own = NOTHING_OWN,
+    custom: Custom = NOTHING_CUSTOM,
 ) -> Learner:
     """A model of one trial, on its device, with its penalty."""
-    model = build_model(config, trial, input_shape, num_classes, own).to(device=device, dtype=dtype)
+    model = build_model(config, trial, input_shape, num_classes, custom)
+    return learner_from(config, trial, model, device, dtype, custom)
+
+
+def learner_from(
+    config: Config,
+    trial: int,
+    model: Network,
+    device: torch.device,
+    dtype: torch.dtype,
+    custom: Custom = NOTHING_CUSTOM,
+) -> Learner:
+    """The model that `build_model` made, moved to its device, with its penalty."""
+    model = model.to(device=device, dtype=dtype)
     for module in model.modules():
         if isinstance(module, DHPSoftmax):
             module.check_values = False  # streams have checked their targets, and the loop looks out for NaN
-    penalty = build_penalty(config, trial, model) if own.penalty is None else own.penalty(model)
+    penalty = build_penalty(config, trial, model) if custom.penalty is None else custom.penalty(model)
     return Learner(config, trial, model, penalty)
 
 
 def build_model(
-    config: Config, trial: int, input_shape: Sequence[int], num_classes: int, own: Own = NOTHING_OWN
+    config: Config, trial: int, input_shape: Sequence[int], num_classes: int, custom: Custom = NOTHING_CUSTOM
 ) -> Network:
     """The network of one trial. All methods of a trial begin with the same features and slow weights."""
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
-            features = build_features(config, input_shape) if own.features is None else own.features()
-            if own.features is None and config.initialisation == "he":
+            features = build_features(config, input_shape) if custom.features is None else custom.features()
+            if custom.features is None and config.initialisation == "he":
                 initialise_by_he(features, config.leaky_slope)
             width = _width_of(features, config, input_shape)
-            head = build_head(config, width, num_classes) if own.head is None else own.head(width, num_classes)
+            head = build_head(config, width, num_classes) if custom.head is None else custom.head(width, num_classes)
             return Network(features, head)
     except (RuntimeError, TypeError, OverflowError) as error:  # PyTorch's words for too large a network
         raise InputError(f"the network of {config.method} cannot be built: {reason(error)}") from error

@@ -1,24 +1,22 @@
-"""Checkpoints: a stack as it stands, in one file, from which it goes on as if it had never stopped.
+"""Checkpoints: the state of a stack in one file, from which it resumes as if it had never stopped.
 
-A checkpoint is a safetensors file: the tensors of every learner, and a JSON header that says where the stack stands.
-It is written beside its place and moved there, by a thread of its own, while the stack goes on; the one before it is
-kept too, for the day on which a disk has spoiled the newest. When a stack has come to its end, a checkpoint without
-learners holds what came of its trials.
+A checkpoint is a safetensors file: the tensors of every learner, and a JSON header with the stack's position. A thread
+writes it to a temporary file beside its final path and renames it there, while training continues. The previous
+checkpoint is kept too, in case the newest is damaged. When a stack is finished, its checkpoint holds the outcomes of
+its trials and no learners.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,72 +24,72 @@ from engram.common.errors import DivergedError, InputError, reason, shortened
 from engram.common.files import keep_previous, read_json, remove_unfinished, write_atomically
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config
-from engram.engine.learner import Learner, Record, TrialOutcome
-from engram.engine.loop import Place
-from engram.engine.stacks import Key, Outcomes, Share
-from engram.runs.result import DAMAGE, divergence_of, fractions
+from engram.engine.learner import Learner, Outcome, Record
+from engram.engine.loop import Position
+from engram.engine.progress import Key, Outcomes
+from engram.engine.stacks import StackPlan, digest
 
-KIND, FORMAT = "checkpoint", 3
+KIND, FORMAT = "checkpoint", 4
 MAX_PIECES = 10**9  # of an epoch
-RECORD_WIDTH = 9  # the place of its outcome, and what a record holds
-SECONDS_BETWEEN = 180.0  # at most so much work is lost
-TASK_END_FACTOR = 6  # a task's end, the best of places, is kept so many times as often: where tasks are short, not each
+RECORD_WIDTH = 9  # the index of its outcome, and what a record holds
+SECONDS_BETWEEN = 180.0  # between checkpoints: a kill loses at most so much work
+TASK_END_FACTOR = 6  # at the end of a task, the best position, a checkpoint is due after a sixth of that time
+# What looking into a header of any content can raise.
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Where the stacks of a run keep their checkpoints, and how often."""
+    """Where the stacks of a run save their checkpoints, and how often."""
 
-    run: Path
+    path: Path
     seconds_between: float = SECONDS_BETWEEN
 
-    @property
-    def folder(self) -> Path:
-        return self.run / "checkpoints"
-
     def of_stack(self, number: int) -> Checkpoints:
-        return Checkpoints(self.folder / f"stack-{number}.safetensors", self.seconds_between)
+        return Checkpoints(self.path / f"stack-{number}.safetensors", self.seconds_between)
 
     def make(self) -> None:
-        """Make the folder, and remove what was being written when its process was killed."""
-        self.folder.mkdir(exist_ok=True)
-        remove_unfinished(self.folder)
+        """Make the folder, and remove files that a killed process left half-written."""
+        self.path.mkdir(exist_ok=True)
+        remove_unfinished(self.path)
 
-    def keep_limit(self, configs: Sequence[Config], limit: int | None) -> None:
-        """Keep how many models a stack may have: the run is divided in the same way when it goes on."""
-        write_atomically(self._plan, json.dumps({"configs": digest(configs), "limit": limit}) + "\n")
+    def save_limits(self, configs: Mapping[str, Config], limits: Sequence[int | None]) -> None:
+        """Save how many models a stack may have, for each group of configs: a resumed run uses the same stacks."""
+        content = {"format": FORMAT, "configs": digest(configs), "limits": list(limits)}
+        write_atomically(self._plan, json.dumps(content) + "\n")
 
-    def limit(self, configs: Sequence[Config]) -> tuple[int | None] | None:
-        """What was kept by `keep_limit`; None if nothing was yet."""
+    def read_limits(self, configs: Mapping[str, Config], num_groups: int) -> list[int | None] | None:
+        """What `save_limits` saved; None if nothing was saved yet."""
         if not self._plan.exists():
             return None
+        remedy = "remove it to resume the run with the stacks that fit today"
         try:
-            kept = read_json(self._plan)
+            saved = read_json(self._plan)
         except InputError as error:
-            raise InputError(f"{error}; remove it, and the run goes on if it is divided as before") from error
-        limit = kept.get("limit", 0) if isinstance(kept, dict) else 0
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InputError(f"{self._plan} is damaged: remove it, and the run goes on if it is divided as before")
-        if kept.get("configs") != digest(configs):
-            raise InputError(f"the settings beside {self.folder} were changed since the run began")
-        return (limit,)
+            raise InputError(f"{error}; {remedy}") from error
+        limits = saved.get("limits") if isinstance(saved, dict) else None
+        if not isinstance(limits, list) or not all(n is None or (type(n) is int and n >= 1) for n in limits):
+            raise InputError(f"{self._plan} is damaged, or of an older version; {remedy}")
+        if saved.get("configs") != digest(configs) or len(limits) != num_groups:
+            raise InputError(f"the settings were changed since the run that saved {self.path} started")
+        return limits
 
     @property
-    def kept_any(self) -> bool:
+    def any_saved(self) -> bool:
         """Whether there is a checkpoint of any stack."""
-        return any("." not in path.stem.removesuffix(".before") for path in self.folder.glob("stack-*.safetensors"))
+        return any("." not in path.stem.removesuffix(".before") for path in self.path.glob("stack-*.safetensors"))
 
     @property
     def _plan(self) -> Path:
-        return self.folder / "plan.json"
+        return self.path / "plan.json"
 
     def remove(self) -> None:
-        """A finished run needs none."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove all checkpoints: a finished run needs none."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class Checkpoints:
-    """Writes the checkpoints of a stack, and reads them back."""
+    """Writes and reads the checkpoints of one stack."""
 
     def __init__(self, path: Path, seconds_between: float = SECONDS_BETWEEN):
         self.path = path
@@ -105,13 +103,22 @@ class Checkpoints:
         seconds = self.seconds_between / TASK_END_FACTOR if task_ended else self.seconds_between
         return time.monotonic() - self.last >= seconds
 
-    def save(self, configs: Sequence[Config], learners: Sequence[Learner], outcomes: Outcomes, place: Place) -> None:
-        """Begin to write a checkpoint. That the one before could not be written is told here."""
+    def save(
+        self, configs: Mapping[str, Config], learners: Sequence[Learner], outcomes: Outcomes, position: Position
+    ) -> None:
+        """Start to write a checkpoint. Raises if the previous one could not be written."""
         self.wait()
-        tensors = _tensors_of(learners, outcomes, place)
+        tensors = _tensors_of(learners, outcomes, position)
         header = {
             "configs": digest(configs),
-            "place": [place.task, place.epoch, place.piece, place.part, len(place.losses), len(place.dynamics)],
+            "position": [
+                position.task,
+                position.epoch,
+                position.piece,
+                position.part,
+                len(position.losses),
+                len(position.dynamics),
+            ],
             "outcomes": [[*key, *_described(outcome)] for key, outcome in outcomes.items()],
             "finished": not learners,
         }
@@ -119,9 +126,10 @@ class Checkpoints:
         self.writer.start()
         self.last = time.monotonic()
 
-    def finish(self, configs: Sequence[Config], outcomes: Outcomes) -> None:
-        """Keep what came of the trials, now that they have come to their end."""
-        self.save(configs, [], outcomes, Place(task=configs[0].num_tasks))
+    def finish(self, configs: Mapping[str, Config], outcomes: Outcomes) -> None:
+        """Save the outcomes of a finished stack."""
+        num_tasks = next(iter(configs.values())).num_tasks
+        self.save(configs, [], outcomes, Position(task=num_tasks))
         self.wait()
 
     def _write(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -130,26 +138,26 @@ class Checkpoints:
             write_tensors(beside, KIND, FORMAT, header, tensors)
             keep_previous(self.path, self.before)
             beside.replace(self.path)
-        except Exception as error:  # told by the next `wait`: a thread of its own could tell nobody
+        except Exception as error:  # raised by the next `wait`: nobody catches what a thread raises
             self.failed = error
 
     def wait(self) -> None:
-        """Until the checkpoint that is being written is there. A full disk is told here."""
+        """Wait until the checkpoint is written. Raises if it could not be, because the disk is full for example."""
         self.join()
         if self.failed is not None:
             failed, self.failed = self.failed, None
             raise failed
 
     def join(self) -> None:
-        """Until nothing is being written any more, however that ended."""
+        """Wait until the writer has ended, successfully or not."""
         if self.writer is not None:
             self.writer.join()
             self.writer = None
 
-    def read(self, configs: Sequence[Config], share: Share) -> tuple[Checkpoint | None, list[str]]:
-        """What was kept of a stack, None if nothing was yet; and warnings. Where the newest is damaged, the one before.
+    def read(self, configs: Mapping[str, Config], plan: StackPlan) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that can be read, None if none was saved yet; and warnings.
 
-        Where no checkpoint can be read nothing is begun anew, which would overwrite them.
+        If there are checkpoints but none can be read, refuse: training from the start would overwrite them.
         """
         damages: list[InputError] = []
         if self.before.exists() and not self.path.exists():
@@ -158,32 +166,32 @@ class Checkpoints:
             if not path.exists():
                 continue
             try:
-                found = self._read_one(path, configs, share)
+                found = self._read_one(path, configs, plan)
             except InputError as damage:
                 damages.append(damage)
                 continue
             if damages and self.path.exists():
                 self.path.replace(self.path.with_suffix(f".damaged{self.path.suffix}"))
-            return found, [f"{damage}: the checkpoint before it is taken" for damage in damages]
+            return found, [f"{damage}: the previous checkpoint is used" for damage in damages]
         if damages:
-            raise InputError(f"{damages[0]}; to begin its stack again, remove {self.path.parent / self.path.stem}.*")
+            raise InputError(f"{damages[0]}; to train this stack from the start, remove {self.path.parent / self.path.stem}.*")
         return None, []
 
-    def _read_one(self, path: Path, configs: Sequence[Config], share: Share) -> Checkpoint:
+    def _read_one(self, path: Path, configs: Mapping[str, Config], plan: StackPlan) -> Checkpoint:
         header, tensors = read_tensors(path, KIND, FORMAT)
         if header.get("configs") != digest(configs):
-            raise InputError(f"the settings beside {path} were changed since the run began")
+            raise InputError(f"the settings were changed since the run that saved {path} started")
         try:
-            _check_header(header, configs, share.keys)
+            _check_header(header, configs, plan.keys)
             outcomes = _outcomes_of(header["outcomes"], tensors["records"])
-        except (*DAMAGE, InputError) as error:
+        except (*MALFORMED, InputError) as error:
             raise InputError(f"{path} does not belong to this run ({reason(error)})") from error
         return Checkpoint(path, header, tensors, outcomes)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A stack as it stood."""
+    """A stack as it was saved."""
 
     path: Path
     header: dict[str, Any]
@@ -194,34 +202,34 @@ class Checkpoint:
     def finished(self) -> bool:
         return bool(self.header["finished"])
 
-    def restore(self, learners: Sequence[Learner], keys: Sequence[Key]) -> Place:
-        """Bring the learners of the stack, and what came of them so far, to where they stood; returns the place."""
+    def restore(self, learners: Sequence[Learner], keys: Sequence[Key]) -> Position:
+        """Give the learners their saved state and outcomes; returns the position at which to resume."""
         try:
             for i, (learner, key) in enumerate(zip(learners, keys, strict=True)):
                 _load(learner.model, self._part(f"{i}.model."))
                 learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
                 learner.outcome = self.outcomes[key]
-            task, epoch, piece, part, num_losses, num_dynamics = self.header["place"]
+            task, epoch, piece, part, num_losses, num_dynamics = self.header["position"]
             device = next(learners[0].model.parameters()).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
             dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
-        except (*DAMAGE, RuntimeError) as error:
+        except (*MALFORMED, RuntimeError) as error:
             raise InputError(f"{self.path} does not belong to this run ({reason(error)})") from error
-        return Place(task, epoch, piece, part, losses, dynamics)
+        return Position(task, epoch, piece, part, losses, dynamics)
 
     def _part(self, prefix: str) -> dict[str, Tensor]:
         found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
-def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, place: Place) -> dict[str, Tensor]:
-    """All that is to be kept, as copies, since the run goes on while they are written."""
+def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Position) -> dict[str, Tensor]:
+    """Everything to save, as copies, since training continues while they are written."""
     tensors: dict[str, Tensor] = {}
     for i, learner in enumerate(learners):
         tensors |= {f"{i}.model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
         tensors |= {f"{i}.penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
-    tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(place.losses)}
-    tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(place.dynamics)}
+    tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(position.losses)}
+    tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(position.dynamics)}
     # `vars` and not `astuple`, which copies deeply: there may be a hundred thousand.
     records = [(i, *vars(record).values()) for i, outcome in enumerate(outcomes.values()) for record in outcome.records]
     tensors["records"] = torch.tensor(records, dtype=torch.float64).reshape(-1, RECORD_WIDTH)
@@ -241,36 +249,36 @@ def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype
 
 
-def _check_header(header: dict[str, Any], configs: Sequence[Config], keys: Sequence[Key]) -> None:
-    """Refuse places and outcomes that a stack of these trials cannot have come to; its checksum can be anybody's."""
-    num_tasks = configs[0].num_tasks
-    task, epoch, *counts, part, num_losses, num_dynamics = header["place"]
+def _check_header(header: dict[str, Any], configs: Mapping[str, Config], keys: Sequence[Key]) -> None:
+    """Refuse positions and outcomes that a stack of these trials cannot have; anybody can make a valid checksum."""
+    num_tasks = next(iter(configs.values())).num_tasks
+    task, epoch, *counts, part, num_losses, num_dynamics = header["position"]
     for number, most in (
         (task, num_tasks),
-        (epoch, max(config.epochs for config in configs)),
+        (epoch, max(config.epochs for config in configs.values())),
         *((count, MAX_PIECES) for count in (*counts, num_losses, num_dynamics)),
     ):
         if type(number) is not int or not 0 <= number <= most:
             raise ValueError(f"{shortened(number)} is not a whole number from 0 to {most}")
     if type(part) not in (int, float) or not 0 <= part <= 1:
-        raise ValueError(f"{shortened(part)} of an epoch cannot be done")
+        raise ValueError(f"{shortened(part)} is not the fraction of an epoch")
     if type(header["finished"]) is not bool:
         raise ValueError(f"{shortened(header['finished'])} does not say whether it is finished")
-    if [(place, trial) for place, trial, *_ in header["outcomes"]] != list(keys):
+    if [(label, trial) for label, trial, *_ in header["outcomes"]] != list(keys):
         raise ValueError("its trials are those of another stack")
     for _, trial, untrained, rows, diverged in header["outcomes"]:
         if len(untrained) != num_tasks or len(rows) > num_tasks:
             raise ValueError(f"the outcome of trial {shortened(trial)} is damaged")
         for row in (untrained, *rows):
-            measured = all(type(value) in (int, float) for value in row)
-            if not measured or len(row) > num_tasks or np.isnan(fractions(row)).any():
+            measured = all(type(value) in (int, float) and 0 <= value <= 1 for value in row)  # which NaN is not
+            if not measured or len(row) > num_tasks:
                 raise ValueError(f"the accuracies of trial {trial} are damaged")
-        if diverged is not None:
-            divergence_of({"trial": trial, "task": diverged[0], "step": diverged[1]})
+        if diverged is not None and not (len(diverged) == 2 and all(type(n) is int and n >= 0 for n in diverged)):
+            raise ValueError(f"it does not say in which task and step trial {trial} diverged")
 
 
-def _described(outcome: TrialOutcome) -> list[Any]:
-    """As it is now: it may have a row more by the time that it is written."""
+def _described(outcome: Outcome) -> list[Any]:
+    """A copy: the outcome may have one more row by the time it is written."""
     diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
     return [list(outcome.untrained), [list(row) for row in outcome.rows], diverged]
 
@@ -279,18 +287,13 @@ def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
     if records.ndim != 2 or records.shape[1] != RECORD_WIDTH:
         raise ValueError(f"its records have the shape {tuple(records.shape)}")
     outcomes: Outcomes = {}
-    for place, trial, untrained, rows, diverged in described:
-        lost = None if diverged is None else DivergedError(*diverged)
-        outcomes[place, trial] = TrialOutcome(untrained, rows, [], lost)
+    for label, trial, untrained, rows, diverged in described:
+        error = None if diverged is None else DivergedError(*diverged)
+        outcomes[label, trial] = Outcome(untrained, rows, [], error)
     in_order = list(outcomes.items())
     for i, *of, loss, eta, hebb_norm, alpha_norm in records.tolist():
         trial, task, epoch, step = (int(number) for number in of)
         if not 0 <= i < len(in_order) or in_order[int(i)][0][1] != trial or min(task, epoch, step) < 0:
-            raise ValueError("a record is of no outcome")
+            raise ValueError("a record belongs to no outcome")
         in_order[int(i)][1].records.append(Record(trial, task, epoch, step, loss, eta, hebb_norm, alpha_norm))
     return outcomes
-
-
-def digest(configs: Sequence[Config]) -> str:
-    """By which settings that were changed since are told."""
-    return hashlib.sha256("\n".join(config.to_toml() for config in configs).encode()).hexdigest()

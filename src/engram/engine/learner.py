@@ -26,7 +26,7 @@ class Record:
 
 
 @dataclass
-class TrialOutcome:
+class Outcome:
     """What one trial leaves: rows of the accuracy matrix as far as it came, and the records on the way."""
 
     untrained: list[float] = field(default_factory=list)  # accuracy on each task before learning anything
@@ -43,7 +43,7 @@ class Learner:
     trial: int
     model: nn.Module
     penalty: Penalty
-    outcome: TrialOutcome = field(default_factory=TrialOutcome)
+    outcome: Outcome = field(default_factory=Outcome)
 
     @property
     def learning(self) -> bool:

@@ -1,11 +1,12 @@
-"""The stacks of an experiment on a Ray cluster: as many at once as it has room for, each a task of its own.
+"""The stacks of a run on a Ray cluster: as many at once as there is room for, each a Ray task.
 
-A worker tells the driver how far it has come by way of a small actor, the post. Checkpoints lie in the run's folder,
-which all machines must see. A worker that dies is replaced by another, which goes on from the last checkpoint.
+Workers send their progress to a small actor, from which the driver takes it. Checkpoints are in the run's folder, which
+all machines must see. When a worker dies, another one resumes its stack from the last checkpoint.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
@@ -22,23 +23,22 @@ import torch
 from engram.common.errors import InputError, Stopped, reason
 from engram.common.files import locked
 from engram.data.samples import Dataset
-from engram.engine.in_process import TellOf, surroundings
-from engram.engine.letters import Letter, News, Post, with_news
-from engram.engine.stacks import Outcomes
-from engram.engine.unit import Asked, Told, Unit, find_limit, train_unit
+from engram.engine.in_process import ReportOfStack, Stack, environment, train_stack
+from engram.engine.progress import Outcomes, Progress, StopAsked
+from engram.engine.stacks import Builder
 
-RETRIES = 3  # of a unit whose worker died
-SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_BETWEEN_LETTERS = 0.5  # of a worker that only moved
-SECONDS_BETWEEN_QUESTIONS = 0.5  # whether to stop
-SECONDS_TO_LET_GO = 60.0  # that the worker of a driver that was killed has before another takes its place
+RETRIES = 3  # of a stack whose worker died
+SECONDS_BETWEEN_POLLS = 0.2  # of the driver
+SECONDS_BETWEEN_MESSAGES = 0.5  # of a worker
+MESSAGE_TIME = 0.1  # the fraction of its time that a worker may spend on messages: outcomes of a thousand tasks are large
+SECONDS_FOR_ORPHANS = 60.0  # until the worker of a killed driver must have ended, before another takes its stack
 
 
 def _import_ray() -> Any:
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what is run here
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what went wrong is said in a sentence
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are raised as one sentence
         import ray
     except ImportError as error:
         raise InputError("Ray is not installed: pip install 'engram-cl[ray]'") from error
@@ -47,15 +47,15 @@ def _import_ray() -> Any:
 
 @contextmanager
 def start_ray(address: str | None) -> Iterator[RayEngine]:
-    """An engine on the cluster at an address; without one on $RAY_ADDRESS, or on a cluster of this machine's own."""
+    """An engine on the cluster at an address; by default at $RAY_ADDRESS, or on a new cluster of this machine."""
     ray = _import_ray()
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     try:
-        with _deaf_children():
+        with _ignoring_interrupts():
             ray.init(where, log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise InputError(f"there is no Ray cluster to be reached at {where}: {reason(error)}") from error
+        raise InputError(f"cannot reach a Ray cluster at {where}: {reason(error)}") from error
     try:
         yield RayEngine(ray)
     finally:
@@ -63,8 +63,8 @@ def start_ray(address: str | None) -> Iterator[RayEngine]:
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes that are started within it do not hear Ctrl-C: the driver does, and tells the workers."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes started within it ignore Ctrl-C: the driver handles it, and tells the workers to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,195 +76,237 @@ def _deaf_children() -> Iterator[None]:
 
 
 class RayEngine:
-    """Units as Ray tasks. Each has as many CPUs as this process would use threads, or a GPU where there are any."""
+    """Stacks as Ray tasks. Each gets as many CPUs as this process uses threads, or a GPU if the cluster has any."""
 
     name = "ray"
 
     def __init__(self, ray: Any):
         self.ray = ray
         self.threads = torch.get_num_threads()
-        self.datasets: dict[int, tuple[Dataset, Any]] = {}  # that the cluster has, by identity
+        self.datasets: dict[int, tuple[Dataset, Any]] = {}  # those that the cluster has, by identity
 
     @property
     def at_once(self) -> int:
-        there = self.ray.cluster_resources()
-        return max(1, int(there.get("GPU", 0) or there.get("CPU", 1) // self.threads))
+        resources = self.ray.cluster_resources()
+        return max(1, int(resources.get("GPU", 0) or resources.get("CPU", 1) // self.threads))
 
-    def surroundings(self, device: str) -> dict[str, Any]:
-        return self._ask(_surroundings, device, self._device(device), self.threads)
+    def environment(self, device: str) -> dict[str, Any]:
+        return self._call(_environment, device, self._device(device), self.threads)
 
-    def limit(self, unit: Unit) -> int | None:
-        light, refs = self._without_data(unit)
-        return self._ask(_limit, unit.device, light, self.threads, *refs)
+    def limit(self, builder: Builder) -> int | None:
+        light, datasets = self._without_data(builder)
+        return self._call(_limit, builder.device_name, light, self.threads, *datasets)
+
+    def train(self, stacks: Sequence[Stack], report: ReportOfStack, stop_asked: StopAsked) -> None:
+        """Train all stacks at once, as far as there is room."""
+        channel = self.ray.remote(_Channel).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+        driver = _Driver(self, channel, report)
+        try:
+            driver.run(stacks, stop_asked)
+        finally:
+            for task in driver.pending:
+                self.ray.cancel(task, force=True)
+            self.ray.kill(channel)
+
+    def submit(self, stack: Stack, attempt: int, channel: Any) -> Any:
+        light, datasets = self._without_data(stack.builder)
+        checkpoints = stack.checkpoints and replace(stack.checkpoints, path=stack.checkpoints.path.resolve())
+        task = self.ray.remote(_train).options(**self._resources(stack.builder.device_name))
+        light_stack = replace(stack, builder=light, checkpoints=checkpoints)
+        return task.remote(light_stack, attempt, self.threads, channel, *datasets)
 
     def _device(self, device: str) -> str:
-        """ "auto" is the cluster's GPUs where it has any, not this machine's; a worker sees one of them, whichever."""
+        """ "auto" means the cluster's GPUs if it has any, not this machine's. A worker sees one GPU, whatever its number."""
         if device != "auto":
             return "cuda" if device.startswith("cuda") else device
         return "cuda" if self.ray.cluster_resources().get("GPU", 0) else "cpu"
 
-    def _needs(self, device: str) -> dict[str, Any]:
-        """What a worker is to have. One that dies is noticed here, and not started again behind our back."""
+    def _resources(self, device: str) -> dict[str, Any]:
+        """What a worker needs. Ray does not restart one that died: the driver does, and reports it."""
         room = {"num_gpus": 1} if self._device(device).startswith("cuda") else {"num_cpus": self.threads}
         return {**room, "max_retries": 0}
 
-    def _ask(self, function: Any, device: str, *given: Any) -> Any:
-        needs = self._needs(device)
-        there = self.ray.cluster_resources()
-        for resource, amount in (("GPU", needs.get("num_gpus", 0)), ("CPU", needs.get("num_cpus", 0))):
-            if amount > there.get(resource, 0):
-                raise InputError(
-                    f"the Ray cluster has {there.get(resource, 0):g} {resource}s, and a stack needs {amount}"
-                )
+    def _call(self, function: Any, device: str, *arguments: Any) -> Any:
+        """Call a function on a worker, and wait for what it returns."""
+        needed, available = self._resources(device), self.ray.cluster_resources()
+        for resource, amount in (("GPU", needed.get("num_gpus", 0)), ("CPU", needed.get("num_cpus", 0))):
+            if amount > available.get(resource, 0):
+                has = f"the Ray cluster has {available.get(resource, 0):g} {resource}s"
+                raise InputError(f"{has}, and a stack needs {amount}")
         try:
-            return self.ray.get(self.ray.remote(function).options(**needs).remote(*given))
+            return self.ray.get(self.ray.remote(function).options(**needed).remote(*arguments))
         except self.ray.exceptions.RayTaskError as failed:
             raise failed.cause from None
         except self.ray.exceptions.RayError as death:
-            raise InputError(f"a worker of the Ray cluster died before it could begin: {reason(death)}") from death
+            raise InputError(f"a worker of the Ray cluster died before it could start: {reason(death)}") from death
 
-    def _without_data(self, unit: Unit) -> tuple[Unit, list[Any]]:
-        """The unit as it travels; its datasets travel once for all units."""
-        refs = []
-        for dataset in unit.source.datasets:
+    def _without_data(self, builder: Builder) -> tuple[Builder, list[Any]]:
+        """The builder as it is sent to workers; its datasets are sent once for all."""
+        references = []
+        for dataset in builder.source.datasets:
             if id(dataset) not in self.datasets:
                 self.datasets[id(dataset)] = dataset, self.ray.put(dataset)
-            refs.append(self.datasets[id(dataset)][1])
-        checkpoints = unit.checkpoints and replace(unit.checkpoints, run=unit.checkpoints.run.resolve())
-        source = replace(unit.source, datasets=())
-        return replace(unit, source=source, checkpoints=checkpoints, device=self._device(unit.device)), refs
-
-    def train(self, units: Sequence[Unit], tell: TellOf, stop_asked: Asked) -> None:
-        """All units at once, as far as there is room."""
-        post = self.ray.remote(Post).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
-        pending: dict[Any, Unit] = {}
-        try:
-            _Training(self, post, tell, pending).run(units, stop_asked)
-        finally:
-            for ref in pending:
-                self.ray.cancel(ref, force=True)
-            self.ray.kill(post)
-
-    def submit(self, unit: Unit, attempt: int, post: Any) -> Any:
-        light, refs = self._without_data(unit)
-        task = self.ray.remote(_train).options(**self._needs(unit.device))
-        return task.remote(light, attempt, self.threads, post, *refs)
+            references.append(self.datasets[id(dataset)][1])
+        light = copy.copy(builder)
+        light.source = replace(builder.source, datasets=())
+        light.device_name = self._device(builder.device_name)
+        return light, references
 
 
-class _Training:
-    """Units on their way: who is at work, who died, and what all have told so far."""
+class _Channel:
+    """The actor between workers and driver: holds the newest progress of each stack, and whether to stop."""
 
-    def __init__(self, engine: RayEngine, post: Any, tell: TellOf, pending: dict[Any, Unit]):
+    def __init__(self) -> None:
+        self.messages: dict[tuple[int, int], list[Progress]] = {}
+        self.stopping = False
+
+    def put(self, number: int, attempt: int, progress: Progress) -> bool:
+        """Leave a message of a stack; returns whether the stack is to stop. Only notes are held besides the newest."""
+        waiting = self.messages.setdefault((number, attempt), [])
+        waiting[:] = [earlier for earlier in waiting if earlier.note]
+        waiting.append(progress)
+        return self.stopping
+
+    def take(self) -> dict[tuple[int, int], list[Progress]]:
+        messages, self.messages = self.messages, {}
+        return messages
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    def is_stopping(self) -> bool:
+        return self.stopping
+
+
+class _Driver:
+    """Submits stacks, reports their progress, and submits a stack again when its worker died."""
+
+    def __init__(self, engine: RayEngine, channel: Any, report: ReportOfStack):
         self.engine = engine
-        self.post = post
-        self.tell = tell
-        self.pending = pending
-        self.deaths: Counter[int] = Counter()
+        self.channel = channel
+        self.report = report
+        self.pending: dict[Any, Stack] = {}
+        self.deaths: Counter[int] = Counter()  # by the number of the stack
+        self.tasks_ended: Counter[int] = Counter()
         self.stopped = False
-        self.outcomes: dict[int, Outcomes] = {}  # by unit
 
-    def run(self, units: Sequence[Unit], stop_asked: Asked) -> None:
+    def run(self, stacks: Sequence[Stack], stop_asked: StopAsked) -> None:
         ray = self.engine.ray
-        for unit in units:
-            self._submit(unit)
+        for stack in stacks:
+            self._submit(stack)
         while self.pending:
-            if stop_asked():  # said again and again: a post that was started anew has forgotten it
-                ray.get(self.post.stop.remote())
-            done, _ = ray.wait(list(self.pending), timeout=SECONDS_BETWEEN_LOOKS)
-            self._deliver()
-            for ref in done:
-                self._end(ref)
+            if stop_asked():  # again and again: a restarted channel has forgotten it
+                ray.get(self.channel.stop.remote())
+            ended, _ = ray.wait(list(self.pending), timeout=SECONDS_BETWEEN_POLLS)
+            for (number, attempt), messages in ray.get(self.channel.take.remote()).items():
+                if attempt == self.deaths[number]:  # otherwise it is from a worker that is dead by now
+                    for progress in messages:
+                        self._report(number, progress)
+            for task in ended:
+                self._end(task)
         if self.stopped:
             raise Stopped
 
-    def _submit(self, unit: Unit) -> None:
-        self.outcomes[unit.number] = {}
-        self.pending[self.engine.submit(unit, self.deaths[unit.number], self.post)] = unit
+    def _submit(self, stack: Stack) -> None:
+        self.pending[self.engine.submit(stack, self.deaths[stack.number], self.channel)] = stack
 
-    def _deliver(self) -> None:
-        for letter in self.engine.ray.get(self.post.take.remote()):
-            if letter.attempt == self.deaths[letter.number]:  # else of a worker that is dead by now
-                whole = with_news(self.outcomes[letter.number], letter)
-                self.tell(letter.number, replace(letter.told, outcomes=whole))
+    def _report(self, number: int, progress: Progress) -> None:
+        """Report every task that ended since the last message, since a message may come after several."""
+        ended = max((len(outcome.rows) for outcome in progress.outcomes.values()), default=0)
+        for task in range(self.tasks_ended[number], ended):
+            self.report(number, replace(progress, task=task, task_ended=True, note=None))
+        self.tasks_ended[number] = max(self.tasks_ended[number], ended)
+        self.report(number, progress)
 
-    def _end(self, ref: Any) -> None:
-        unit = self.pending.pop(ref)
-        errors = self.engine.ray.exceptions
+    def _end(self, task: Any) -> None:
+        stack = self.pending.pop(task)
+        number, errors = stack.number, self.engine.ray.exceptions
         try:
-            outcomes = self.engine.ray.get(ref)  # whole, whatever letters may have been lost
-            self.tell(unit.number, Told(1.0, unit.configs[0].num_tasks - 1, outcomes))
+            outcomes = self.engine.ray.get(task)  # complete, whatever became of the messages
+            num_tasks = stack.builder.config.num_tasks
+            self._report(number, Progress(1.0, num_tasks - 1, outcomes=outcomes, task_ended=True))
         except errors.RayTaskError as failed:
             if not isinstance(failed.cause, Stopped):
                 raise failed.cause from None
-            self.stopped = True  # the others are still to be waited for, until they too have kept where they stand
+            self.stopped = True  # but wait for the others, until they too have saved their stacks
         except errors.RayError as death:
-            self.deaths[unit.number] += 1
-            times = self.deaths[unit.number]
+            self.deaths[number] += 1
+            times = self.deaths[number]
             if times > RETRIES:
-                told = f"the workers of stack {unit.number + 1} died {times} times"
-                how = "what was kept stays, and the run can go on"
-                raise InputError(f"{told}, the last of it: {reason(death)}; {how}") from death
-            note = f"a worker of stack {unit.number + 1} died: it is tried again ({times} of {RETRIES})"
-            self.tell(unit.number, Told(0, 0, {}, note=note))
-            self._submit(unit)
+                what = f"the workers of stack {number + 1} died {times} times, at last with: {reason(death)}"
+                raise InputError(f"{what}; the run can be resumed from its last checkpoint") from death
+            note = f"a worker of stack {number + 1} died: retrying ({times} of {RETRIES})"
+            self.report(number, Progress(0, 0, note=note))
+            self._submit(stack)
 
 
-def _surroundings(device: str, threads: int) -> dict[str, Any]:
+def _environment(device: str, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    return surroundings(device)
+    return environment(device)
 
 
-def _limit(unit: Unit, threads: int, *datasets: Dataset) -> int | None:
+def _limit(builder: Builder, threads: int, *datasets: Dataset) -> int | None:
     torch.set_num_threads(threads)
-    return find_limit(replace(unit, source=replace(unit.source, datasets=datasets)))
+    builder.source = replace(builder.source, datasets=datasets)
+    return builder.limit()
 
 
-def _train(unit: Unit, attempt: int, threads: int, post: Any, *datasets: Dataset) -> Outcomes:
+def _train(stack: Stack, attempt: int, threads: int, channel: Any, *datasets: Dataset) -> Outcomes:
     """What a worker does."""
-    import ray
-
     torch.set_num_threads(threads)
-    unit = replace(unit, source=replace(unit.source, datasets=datasets))
-    news = News()
-    last_letter = last_question = 0.0
-    stopping = False
-
-    def tell(told: Told) -> None:
-        nonlocal last_letter
-        moved_only = not (told.learned or told.note or told.done == 1)
-        if moved_only and time.monotonic() - last_letter < SECONDS_BETWEEN_LETTERS:
-            return
-        last_letter = time.monotonic()
-        since = news.sent
-        outcomes = {} if moved_only else news.of(told.outcomes)
-        post.bring.remote(Letter(unit.number, attempt, replace(told, outcomes=outcomes), since))
-
-    def stop_asked() -> bool:
-        nonlocal last_question, stopping
-        if time.monotonic() - last_question > SECONDS_BETWEEN_QUESTIONS:
-            last_question = time.monotonic()
-            stopping = ray.get(post.is_stopping.remote())
-        return stopping
-
-    if stop_asked():  # before it could begin
+    stack.builder.source = replace(stack.builder.source, datasets=datasets)
+    sender = _Sender(stack.number, attempt, channel)
+    if sender.stop_asked():  # before it could start
         raise Stopped
-    with _sole_worker(unit):
-        outcomes = train_unit(unit, tell, stop_asked)
-    ray.get(post.is_stopping.remote())  # letters arrive in order: when this is answered they are all there
-    return outcomes
+    with _only_worker(stack):
+        return train_stack(stack, sender.report, sender.stop_asked)
+
+
+class _Sender:
+    """A worker's end of the channel. Messages are rare enough to take little time, however large outcomes become."""
+
+    def __init__(self, number: int, attempt: int, channel: Any):
+        import ray
+
+        self.ray = ray
+        self.put = lambda progress: channel.put.remote(number, attempt, progress)
+        self.is_stopping = channel.is_stopping
+        self.stopping = False
+        self.next_message = 0.0
+        self.next_question = 0.0
+        self.task_ended = False  # since the last message
+
+    def report(self, progress: Progress) -> None:
+        self.task_ended |= progress.task_ended
+        began = time.monotonic()
+        if began < self.next_message and not progress.note:
+            return
+        with_outcomes = self.task_ended and began >= self.next_message
+        outcomes = progress.outcomes if with_outcomes else {}
+        self.ray.get(self.put(replace(progress, configs={}, outcomes=outcomes, task_ended=False)))
+        if with_outcomes:
+            self.task_ended = False
+        took = time.monotonic() - began
+        self.next_message = time.monotonic() + max(SECONDS_BETWEEN_MESSAGES, took / MESSAGE_TIME)
+
+    def stop_asked(self) -> bool:
+        if time.monotonic() >= self.next_question:
+            self.next_question = time.monotonic() + SECONDS_BETWEEN_MESSAGES
+            self.stopping = self.ray.get(self.is_stopping.remote())
+        return self.stopping
 
 
 @contextmanager
-def _sole_worker(unit: Unit) -> Iterator[None]:
-    """A driver that was killed may have left a worker that does not know it yet, at work on the same checkpoints."""
-    if unit.checkpoints is None:
+def _only_worker(stack: Stack) -> Iterator[None]:
+    """Lock the stack: the worker of a driver that was killed may still be writing to the same checkpoints."""
+    if stack.checkpoints is None:
         yield
         return
-    folder = unit.checkpoints.folder
+    folder = stack.checkpoints.path
     if not folder.is_dir():
         raise InputError(
             f"the worker on {socket.gethostname()} does not see {folder}: "
             "on a cluster, results go into a folder that all machines share"
         )
-    with locked(folder / f"stack-{unit.number}.lock", SECONDS_TO_LET_GO):
+    with locked(folder / f"stack-{stack.number}.lock", SECONDS_FOR_ORPHANS):
         yield

@@ -1,19 +1,36 @@
-"""How an experiment is divided into stacks, and its results put together again."""
+"""What trains together: stacks of learners, and the streams and models that they are made of, each built once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import torch
 
 from engram.common.errors import InputError, shortened
 from engram.config.settings import Config
-from engram.engine.learner import TrialOutcome
-from engram.runs.result import Divergence, Result
+from engram.data.samples import Dataset
+from engram.data.streams import Stream, masked_only_when_examined, move_streams
+from engram.engine.build import (
+    Custom,
+    build_model,
+    build_streams,
+    choose_device,
+    dataset_names,
+    learner_from,
+    precision_of,
+)
+from engram.engine.choose import largest_stack
+from engram.engine.cpu.step import check_step
+from engram.engine.learner import Learner
+from engram.engine.program import Batches
+from engram.engine.progress import Key
+from engram.nn.networks import Network
 
-SHARED = (  # by all configs
+SAME_TASKS = (  # configs that agree in these learn the same tasks in the same trials
     "benchmark",
     "dataset",
     "num_tasks",
@@ -25,84 +42,211 @@ SHARED = (  # by all configs
     "trials",
     "first_trial",
 )
-TOGETHER = ("epochs", "batch_size")  # by the configs of one stack
-
-Key = tuple[int, int]  # a config by its place, and a trial
-Outcomes = dict[Key, TrialOutcome]  # of all trials that have been begun
+SAME_STEPS = ("epochs", "batch_size")  # configs of one stack agree in these too
+NO_SIZE = ("strength", "eta", "xi", "gamma", "learning_rate")  # settings on which no model's memory depends
 
 
 @dataclass(frozen=True)
-class Share:
-    """The part of an experiment that one stack trains."""
+class Source:
+    """Where the tasks come from: datasets from which a config makes streams, or one stream that all trials learn."""
 
-    configs: tuple[int, ...]  # by their place
+    datasets: tuple[Dataset, ...] = ()
+    stream: Stream | None = None
+
+    def streams(self, config: Config, trials: Sequence[int]) -> list[Stream]:
+        if self.stream is None:
+            return build_streams(config, trials, self.datasets[: len(dataset_names(config))])
+        learned = self.stream if config.mask_training else masked_only_when_examined(self.stream)
+        return [learned] * len(trials)
+
+
+class Builder:
+    """Builds the streams and models of configs that learn the same tasks.
+
+    What was built for a check is kept until the stack that trains it takes it, so that everything is built once.
+    """
+
+    def __init__(self, configs: Mapping[str, Config], source: Source, custom: Custom, device: str, precision: str):
+        self.configs = dict(configs)
+        self.source = source
+        self.custom = custom
+        self.device_name = device
+        self.precision = precision
+        self._forget_built()
+
+    def _forget_built(self) -> None:
+        self._streams: dict[int, Stream] = {}
+        self._streams_there: dict[int, Stream] = {}  # on the device
+        self._models: dict[Key, Network] = {}
+        self._learners: dict[Key, Learner] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: not what was built."""
+        return {name: value for name, value in vars(self).items() if name not in _BUILT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_built()
+
+    @property
+    def config(self) -> Config:
+        """Any of the configs: in what concerns the tasks they are all the same."""
+        return next(iter(self.configs.values()))
+
+    @property
+    def trials(self) -> range:
+        return range(self.config.first_trial, self.config.first_trial + self.config.trials)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The labels of configs whose models differ in size or structure, one of each kind."""
+        alike = {
+            config.replace(**{name: 1.0 for name in NO_SIZE if getattr(config, name) is not None}): label
+            for label, config in reversed(self.configs.items())
+        }
+        return [label for label in self.configs if label in alike.values()]
+
+    def check(self) -> None:
+        """Refuse what cannot be a stream or a model, by building the streams and one model of each kind."""
+        self.streams(self.trials)
+        for label in self.kinds:
+            self.model(label, self.trials[0])
+
+    def streams(self, trials: Sequence[int]) -> list[Stream]:
+        missing = [trial for trial in trials if trial not in self._streams]
+        if missing:
+            self._streams |= zip(missing, self.source.streams(self.config, missing), strict=True)
+        return [self._streams[trial] for trial in trials]
+
+    def model(self, label: str, trial: int) -> Network:
+        if (label, trial) not in self._models:
+            (stream,) = self.streams([trial])
+            shape, num_classes = stream.input_shape, stream.num_classes
+            self._models[label, trial] = build_model(self.configs[label], trial, shape, num_classes, self.custom)
+        return self._models[label, trial]
+
+    def learner(self, label: str, trial: int, dtype: torch.dtype) -> Learner:
+        """A model on its device, with its penalty."""
+        if (label, trial) not in self._learners:
+            config, model = self.configs[label], self.model(label, trial)
+            del self._models[label, trial]
+            device = choose_device(self.device_name)
+            learner = learner_from(config, trial, model, device, dtype, self.custom)
+            check_step(learner.penalty, config.penalty_step)
+            self._learners[label, trial] = learner
+        return self._learners[label, trial]
+
+    def take(self, plan: StackPlan, dtype: torch.dtype) -> tuple[list[Learner], Batches]:
+        """The learners of a stack, in its order, and what they learn. The learners are the stack's from now on."""
+        self.streams(plan.trials)
+        learners = [self.learner(label, trial, dtype) for label, trial in plan.keys]
+        check_apart(learners)
+        for key in plan.keys:
+            del self._learners[key]
+        return learners, self.batches(plan.trials, dtype)
+
+    def batches(self, trials: Sequence[int], dtype: torch.dtype) -> Batches:
+        if any(trial not in self._streams_there for trial in trials):
+            self.streams(trials)
+            moved = move_streams(list(self._streams.values()), choose_device(self.device_name))
+            self._streams_there = dict(zip(self._streams, moved, strict=True))
+        return Batches(trials, [self._streams_there[trial] for trial in trials], self.config.seed, dtype)
+
+    def limit(self) -> int | None:
+        """How many models fit into the memory of the device together; None for any number."""
+        first, kinds = self.trials[0], self.kinds
+        with computing(self.precision) as dtype:
+            limit = largest_stack(
+                [self.configs[label] for label in kinds],
+                lambda i: ([self.learner(kinds[i], first, dtype)], self.batches([first], dtype)),
+                choose_device(self.device_name),
+            )
+        if limit is not None and limit < len(kinds):  # more than can be kept
+            self._learners.clear()
+        self.release()
+        return limit
+
+    def release(self) -> None:
+        """Free what the streams take of the device's memory."""
+        self._streams_there = {}
+
+
+_BUILT = ("_streams", "_streams_there", "_models", "_learners")
+
+
+@dataclass(frozen=True)
+class StackPlan:
+    """Which learners train together: these configs in these trials."""
+
+    labels: tuple[str, ...]
     trials: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.configs) * len(self.trials)
+        return len(self.labels) * len(self.trials)
 
     @property
     def keys(self) -> list[Key]:
         """In the order of the stack: trial after trial."""
-        return [(place, trial) for trial in self.trials for place in self.configs]
+        return [(label, trial) for trial in self.trials for label in self.labels]
 
 
-def check_shared(configs: Sequence[Config]) -> None:
-    """Refuse configs that do not learn the same tasks in the same trials."""
-    for name in SHARED:
-        values = {getattr(config, name): None for config in configs}
-        if len(values) > 1:
-            raise InputError(f"what is run together must have one {name}, not {' and '.join(map(str, values))}")
+def group_by_tasks(configs: Mapping[str, Config]) -> list[dict[str, Config]]:
+    """Configs that learn the same tasks in the same trials, in the order in which they come."""
+    return _grouped(configs, SAME_TASKS)
 
 
-def plan_stacks(configs: Sequence[Config], limit: int | None) -> list[Share]:
-    """Configs that take the same steps share a stack; where one is too large, trials are divided, then methods."""
-    check_shared(configs)
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
+def plan_stacks(configs: Mapping[str, Config], limit: int | None) -> list[StackPlan]:
+    """Divide configs that learn the same tasks into stacks of at most `limit` models.
+
+    Configs that take the same steps share a stack. Where one is too large its trials are divided, then its configs.
+    """
+    if limit is not None and (type(limit) is not int or limit < 1):
         raise InputError(f"a stack has at least one model, not {shortened(limit)}")
-    trials = tuple(range(configs[0].first_trial, configs[0].first_trial + configs[0].trials))
-    groups: dict[tuple, list[int]] = {}
-    for place, config in enumerate(configs):
-        groups.setdefault(tuple(getattr(config, name) for name in TOGETHER), []).append(place)
-    shares = []
-    for group in groups.values():
-        most = len(group) * len(trials) if limit is None else limit
-        num_trials = max(1, min(most // len(group), len(trials)))
-        num_configs = min(most, len(group))
-        shares += [
-            Share(tuple(group[c : c + num_configs]), trials[t : t + num_trials])
+    plans = []
+    for group in _grouped(configs, SAME_STEPS):
+        labels, config = tuple(group), next(iter(group.values()))
+        trials = tuple(range(config.first_trial, config.first_trial + config.trials))
+        most = len(labels) * len(trials) if limit is None else limit
+        num_trials = max(1, min(most // len(labels), len(trials)))
+        num_configs = min(most, len(labels))
+        plans += [
+            StackPlan(labels[c : c + num_configs], trials[t : t + num_trials])
             for t in range(0, len(trials), num_trials)
-            for c in range(0, len(group), num_configs)
+            for c in range(0, len(labels), num_configs)
         ]
-    return shares
+    return plans
 
 
-def gather(configs: Sequence[Config], outcomes: Outcomes, data: list[dict[str, Any]]) -> list[Result]:
-    """A result for each config, from all trials that have been begun."""
-    return [
-        _gather_one(
-            config, {trial: outcomes[key] for key in sorted(outcomes) for c, trial in [key] if c == place}, data
-        )
-        for place, config in enumerate(configs)
-    ]
+def _grouped(configs: Mapping[str, Config], names: Sequence[str]) -> list[dict[str, Config]]:
+    groups: dict[tuple, dict[str, Config]] = {}
+    for label, config in configs.items():
+        groups.setdefault(tuple(getattr(config, name) for name in names), {})[label] = config
+    return list(groups.values())
 
 
-def _gather_one(config: Config, outcomes: dict[int, TrialOutcome], data: list[dict[str, Any]]) -> Result:
-    num_tasks = config.num_tasks
-    accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
-    for k, outcome in enumerate(outcomes.values()):
-        for i, row in enumerate(outcome.rows):
-            accuracy[k, i, : len(row)] = row
-    return Result(
-        config=config,
-        trials=tuple(outcomes),
-        accuracy=accuracy,
-        untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
-        dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
-        diverged=[
-            Divergence(trial, outcome.diverged.task, outcome.diverged.step)
-            for trial, outcome in outcomes.items()
-            if outcome.diverged is not None
-        ],
-        data=data,
-    )
+def check_apart(learners: Sequence[Learner]) -> None:
+    """Refuse models that share a tensor: each would train the others."""
+    seen: set[int] = set()
+    for learner in learners:
+        tensors = {t.untyped_storage().data_ptr() for t in _tensors_of(learner) if t.numel()}
+        if tensors & seen:
+            raise InputError("two models share a tensor: features and head must make a new module at each call")
+        seen |= tensors
+
+
+def _tensors_of(learner: Learner) -> Iterator[torch.Tensor]:
+    yield from learner.model.parameters()
+    yield from learner.model.buffers()
+
+
+def digest(configs: Mapping[str, Config]) -> str:
+    """A fingerprint of settings, which changes if any of them does."""
+    text = "\n".join(f"[{label}]\n{config.to_toml()}" for label, config in configs.items())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def computing(precision: str) -> Iterator[torch.dtype]:
+    """Compute in this precision, with gradients, whatever the caller's settings are."""
+    with precision_of(precision) as dtype, torch.inference_mode(False), torch.enable_grad():
+        yield dtype

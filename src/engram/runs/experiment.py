@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from engram.common.errors import InputError
@@ -14,12 +15,19 @@ from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.streams import Stream
 from engram.engine import Engine, InProcess
-from engram.engine.build import NOTHING_OWN, Own, load_datasets
-from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.stacks import Outcomes, Share, check_shared, gather, plan_stacks
-from engram.engine.unit import Asked, Source, Told, Unit, nobody_asks
+from engram.engine import progress as engine_progress
+from engram.engine.build import NOTHING_CUSTOM, Custom, load_datasets
+from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
+from engram.engine.learner import Outcome
+from engram.engine.progress import StopAsked, never_stop
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import SAME_TASKS, Source
+from engram.engine.training import train
 from engram.penalties import Penalty
-from engram.runs.result import Result
+from engram.runs.result import Divergence, Result
+
+
+Outcomes = dict[tuple[int, int], Outcome]  # by the index of a config, and trial
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,10 @@ class Setting:
     device: str = "auto"
     precision: str = "tf32"
     max_stack: int | None = None  # models at a time; by default as many as fit into memory
-    own: Own = NOTHING_OWN
+    custom: Custom = NOTHING_CUSTOM
     checkpoints: CheckpointFolder | None = None  # goes on from the last, if there are any
     engine: Engine = field(default_factory=InProcess)
-    stop_asked: Asked = nobody_asks  # whether the experiment is to be kept and to end, with `Stopped`
+    stop_asked: StopAsked = never_stop  # whether the experiment is to be kept and to end, with `Stopped`
 
 
 def run(config: Config, **options: Any) -> Result:
@@ -93,7 +101,7 @@ def run_many(
     if not configs:
         return []
     check_shared(configs)
-    setting = Setting(device, precision, max_stack, Own(features, head, penalty), engine=engine or InProcess())
+    setting = Setting(device, precision, max_stack, Custom(features, head, penalty), engine=engine or InProcess())
     if (stream is not None) != (configs[0].benchmark == "own"):
         raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', 'dhp')")
     if stream is None:
@@ -102,7 +110,7 @@ def run_many(
         if getattr(configs[0], name) != usual:
             raise InputError(f"{name} is of the benchmarks' datasets, and a stream of one's own has none")
     configs = [config.replace(num_tasks=len(stream)) for config in configs]
-    return _Experiment(configs, Source(configs[0], stream=stream), [stream.provenance()], setting, report).run()
+    return _train(configs, Source(stream=stream), [stream.provenance()], setting, report)
 
 
 def run_on(
@@ -114,79 +122,67 @@ def run_on(
     """`run_many` on datasets that are loaded already."""
     data = [dataset.provenance() for dataset in datasets]
     setting = Setting() if setting is None else setting
-    return _Experiment(configs, Source(configs[0], tuple(datasets)), data, setting, report).run()
+    return _train(configs, Source(tuple(datasets)), data, setting, report)
 
 
-def check_own(configs: Sequence[Config], own: Own) -> None:
-    """Refuse features without a network of one's own, and the reverse; and two penalties for one model."""
-    if any((own.features is not None) != (config.network == "own") for config in configs):
-        raise InputError("features go with network='own', and only with that: engram.run(config, features=...)")
-    if own.penalty is not None and any(config.penalty is not None for config in configs):
-        raise InputError("a penalty of one's own goes with the methods finetune and dhp, which have none")
+def check_shared(configs: Sequence[Config]) -> None:
+    """Refuse configs that do not learn the same tasks in the same trials."""
+    for name in SAME_TASKS:
+        values = {getattr(config, name): None for config in configs}
+        if len(values) > 1:
+            raise InputError(f"what is run together must have one {name}, not {' and '.join(map(str, values))}")
 
 
-class _Experiment:
-    """An experiment on its way: its stacks, and what has come of every trial so far."""
+def _train(
+    configs: Sequence[Config], source: Source, data: list[dict[str, Any]], setting: Setting, report: Report
+) -> list[Result]:
+    check_shared(configs)
 
-    def __init__(
-        self, configs: Sequence[Config], source: Source, data: list[dict[str, Any]], setting: Setting, report: Report
-    ):
-        check_shared(configs)
-        check_own(configs, setting.own)
-        self.configs = configs
-        self.source = source
-        self.data = data
-        self.setting = setting
-        self.report = report
-        self.outcomes: Outcomes = {}
+    def tell(progress: engine_progress.Progress) -> None:
+        outcomes = {(int(label), trial): outcome for (label, trial), outcome in progress.outcomes.items()}
+        results = gather(configs, outcomes, data) if progress.task_ended else None
+        report(Progress(progress.done, progress.task, results, progress.note, configs, outcomes))
 
-    def run(self) -> list[Result]:
-        if self.setting.checkpoints is not None:
-            self.setting.checkpoints.make()
-        self.shares = plan_stacks(self.configs, self._limit())
-        self.done = [0.0] * len(self.shares)
-        if len(self.shares) > 1:
-            sizes = [len(share) for share in self.shares]
-            self._tell(0, note=f"{sum(sizes)} models in {len(sizes)} stacks: {' + '.join(map(str, sizes))}")
-        units = [self._unit(number, share) for number, share in enumerate(self.shares)]
-        self.setting.engine.train(units, self._told, self.setting.stop_asked)
-        return gather(self.configs, self.outcomes, self.data)
+    folder = setting.checkpoints
+    outcomes = train(
+        {str(place): config for place, config in enumerate(configs)},
+        source,
+        Runtime(setting.device, setting.precision, setting.max_stack, setting.engine),
+        custom=setting.custom,
+        report=tell,
+        stop_asked=setting.stop_asked,
+        checkpoints=None if folder is None else folder.path,
+        seconds_between=SECONDS_BETWEEN if folder is None else folder.seconds_between,
+    )
+    return gather(configs, {(int(label), trial): outcome for (label, trial), outcome in outcomes.items()}, data)
 
-    def _unit(self, number: int, share: Share) -> Unit:
-        setting = self.setting
-        return Unit(
-            number,
-            self.configs,
-            share,
-            self.source,
-            setting.device,
-            setting.precision,
-            setting.own,
-            setting.checkpoints,
+
+def gather(configs: Sequence[Config], outcomes: Outcomes, data: list[dict[str, Any]]) -> list[Result]:
+    """A result for each config, from all trials that have started."""
+    return [
+        _gather_one(
+            config, {trial: outcomes[key] for key in sorted(outcomes) for c, trial in [key] if c == place}, data
         )
+        for place, config in enumerate(configs)
+    ]
 
-    def _limit(self) -> int | None:
-        """How many models a stack may have; the same when the run goes on, though memory may have changed."""
-        checkpoints = self.setting.checkpoints
-        kept = None if checkpoints is None else checkpoints.limit(self.configs)
-        if kept is not None:
-            return kept[0]
-        limit = self.setting.max_stack
-        if limit is None:
-            first = self.configs[0].first_trial
-            limit = self.setting.engine.limit(self._unit(0, Share((0,), (first,))))
-        if checkpoints is not None:
-            checkpoints.keep_limit(self.configs, limit)
-        return limit
 
-    def _told(self, number: int, told: Told) -> None:
-        """Of one stack: put it together with what is known of the others."""
-        self.done[number] = max(self.done[number], told.done)
-        self.outcomes |= told.outcomes
-        results = gather(self.configs, self.outcomes, self.data) if told.learned else None
-        self._tell(told.task, results, told.note)
-
-    def _tell(self, task: int, results: list[Result] | None = None, note: str | None = None) -> None:
-        sizes = [len(share) for share in self.shares]
-        share = sum(done * size for done, size in zip(self.done, sizes, strict=True)) / sum(sizes)
-        self.report(Progress(share, task, results, note, self.configs, self.outcomes))
+def _gather_one(config: Config, outcomes: dict[int, Outcome], data: list[dict[str, Any]]) -> Result:
+    num_tasks = config.num_tasks
+    accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
+    for k, outcome in enumerate(outcomes.values()):
+        for i, row in enumerate(outcome.rows):
+            accuracy[k, i, : len(row)] = row
+    return Result(
+        config=config,
+        trials=tuple(outcomes),
+        accuracy=accuracy,
+        untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
+        dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
+        diverged=[
+            Divergence(trial, outcome.diverged.task, outcome.diverged.step)
+            for trial, outcome in outcomes.items()
+            if outcome.diverged is not None
+        ],
+        data=data,
+    )

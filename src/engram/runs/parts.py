@@ -15,7 +15,7 @@ from engram.common.files import remove_unfinished, write_atomically
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.stacks import SHARED
+from engram.engine.stacks import SAME_TASKS
 from engram.runs.experiment import Progress, Report, Setting, run_on
 from engram.runs.folder import RunFolder, now, opened
 from engram.runs.result import versions
@@ -101,7 +101,7 @@ def groups_of(part: Part) -> list[Part]:
     """Entries that can be run together: those that learn the same tasks."""
     groups: dict[tuple, dict[str, Config]] = {}
     for label, config in part.entries.items():
-        groups.setdefault(tuple(getattr(config, name) for name in SHARED), {})[label] = config
+        groups.setdefault(tuple(getattr(config, name) for name in SAME_TASKS), {})[label] = config
     return [Part(part.name, part.benchmark, entries) for entries in groups.values()]
 
 
@@ -112,7 +112,7 @@ def _about(command: str, quick: bool, setting: Setting) -> dict[str, Any]:
         "started": now(),
         "precision": setting.precision,
         "versions": versions(),
-        **setting.engine.surroundings(setting.device),
+        **setting.engine.environment(setting.device),
     }
 
 
@@ -129,7 +129,7 @@ def _run_group(group: Part, about: dict[str, Any], load: Load, setting: Setting,
     datasets = load(configs[0])
     folder.mkdir(exist_ok=True)
     _check_data(folder / "data.txt", datasets)
-    checkpoints = CheckpointFolder(folder)
+    checkpoints = CheckpointFolder(folder / "checkpoints")
     clock = _Clock(folder / "seconds.txt")
 
     def tell(progress: Progress) -> None:

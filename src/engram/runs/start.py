@@ -16,12 +16,14 @@ from engram.common.files import read_json, remove_unfinished, write_atomically
 from engram.config.settings import Config, load_config
 from engram.data.samples import Dataset
 from engram.engine import Engine, InProcess
-from engram.engine.build import NOTHING_OWN, build_model, build_streams
-from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder, digest
+from engram.engine.build import build_model, build_streams
+from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
 from engram.engine.loop import RECORDS_PER_EPOCH
-from engram.engine.stacks import plan_stacks
-from engram.engine.unit import Asked, nobody_asks
-from engram.runs.experiment import Progress, Report, Setting, check_own, run_on
+from engram.engine.progress import StopAsked, never_stop
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import digest
+from engram.engine.training import check_together
+from engram.runs.experiment import Progress, Report, Setting, check_shared, run_on
 from engram.runs.folder import RunFolder, claimed, now, opened
 from engram.runs.news import News
 from engram.runs.result import FORMAT, Result, are_methods, changes_since, check_format, check_readable, versions
@@ -72,7 +74,7 @@ def run_methods(
             "max_stack": setting.max_stack,
             "engine": setting.engine.name,
             "log": log,
-            "settings": digest(configs),
+            "settings": digest(_labelled(configs)),
             "versions": versions(),
             "surroundings": {name: value for name, value in where.items() if name != "device"},
             "data": [dataset.provenance() for dataset in datasets],
@@ -89,7 +91,7 @@ def resume_methods(
     datasets: Sequence[Dataset],
     *,
     engine: Engine | None = None,
-    stop_asked: Asked = nobody_asks,
+    stop_asked: StopAsked = never_stop,
     seconds_between: float = SECONDS_BETWEEN,
     report: Report = lambda progress: None,
 ) -> list[Result]:
@@ -105,7 +107,7 @@ def resume_methods(
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({reason(error)})") from error
         found = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
-        if description.get("settings") != digest(configs):
+        if description.get("settings") != digest(_labelled(configs)):
             raise InputError(f"the settings in {folder} were changed since the run began")
         if found != then:
             raise InputError(f"the data are not those that the run in {folder} began with")
@@ -117,7 +119,7 @@ def resume_methods(
             remove_unfinished(place)
         run_folder.log(f"engram run --resume {folder} on {where['device']}")
         notes = []
-        if not CheckpointFolder(folder).kept_any:
+        if not CheckpointFolder(folder / "checkpoints").any_saved:
             notes.append("nothing was kept yet when the run was stopped: it begins again")
         here = {name: value for name, value in {**versions(), **where}.items() if name != "device"}
         if warning := changes_since(made_with, here):
@@ -146,7 +148,7 @@ def read_unfinished(folder: Path) -> tuple[dict[str, Any], list[Config]]:
     description = read_json(path)
     check_format(description, path)
     if "finished" in description:
-        CheckpointFolder(folder).remove()  # of a process that was killed in its last moment
+        CheckpointFolder(folder / "checkpoints").remove()  # of a process that was killed in its last moment
         raise InputError(f"the run in {folder} is finished; `engram table {folder}` shows it")
     methods = description.get("methods")
     if not are_methods(methods):
@@ -177,7 +179,7 @@ def _go_on(
         if trouble:
             keep(replace(progress, results=None, note=trouble))
 
-    checkpoints = CheckpointFolder(run_folder.path, seconds_between)
+    checkpoints = CheckpointFolder(run_folder.path / "checkpoints", seconds_between)
     results = run_on(configs, datasets, replace(setting, checkpoints=checkpoints), keep)
     run_folder.finish(results, {**description, "finished": now()})
     checkpoints.remove()
@@ -198,9 +200,13 @@ def check_options(configs: Sequence[Config], setting: Setting) -> dict[str, Any]
     check_choice("precision", setting.precision, PRECISIONS)
     for config in configs:
         check_readable(config, config.trials * config.num_tasks * config.epochs * RECORDS_PER_EPOCH)
-    plan_stacks(configs, setting.max_stack)
-    check_own(configs, NOTHING_OWN)
-    return setting.engine.surroundings(setting.device)
+    check_shared(configs)
+    check_together(_labelled(configs))
+    return Runtime(setting.device, setting.precision, setting.max_stack, setting.engine).environment()
+
+
+def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
+    return {str(place): config for place, config in enumerate(configs)}
 
 
 def check_buildable(configs: Sequence[Config], datasets: Sequence[Dataset]) -> None:

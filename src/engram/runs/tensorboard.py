@@ -14,7 +14,7 @@ import numpy as np
 
 from engram.common.errors import InputError, check_choice
 from engram.config.settings import Config
-from engram.engine.learner import TrialOutcome
+from engram.engine.learner import Outcome
 from engram.runs.experiment import Progress
 
 LOGS = ("tensorboard",)
@@ -102,7 +102,7 @@ class _Method:
         self.trials: dict[int, _Trial] = {}
         self.waiting: dict[tuple[int, float, int], list[Point]] = defaultdict(list)  # for the other trials
 
-    def grow(self, outcomes: dict[int, TrialOutcome]) -> dict[str, list[Point]]:
+    def grow(self, outcomes: dict[int, Outcome]) -> dict[str, list[Point]]:
         """The new points of each trial, and those of the mean."""
         new: dict[str, list[Point]] = {}
         for trial, outcome in outcomes.items():
@@ -128,7 +128,7 @@ class _Trial:
         self.steps_before = 0  # the task that is being learned
         self.num_records = self.num_rows = 0
 
-    def grow(self, outcome: TrialOutcome) -> Iterator[Point]:
+    def grow(self, outcome: Outcome) -> Iterator[Point]:
         """A point for each record that is new, and one for each task that has been learned since."""
         for record in outcome.records[self.num_records :]:
             if record.task > self.num_rows:
@@ -141,7 +141,7 @@ class _Trial:
         if self.num_rows < len(outcome.rows):
             yield self._end_task(outcome)
 
-    def _end_task(self, outcome: TrialOutcome) -> Point:
+    def _end_task(self, outcome: Outcome) -> Point:
         """The accuracies after a task, on each task so far, at its last step."""
         task = self.num_rows
         row = outcome.rows[task][: task + 1]  # without the next task, which is there for forward transfer

@@ -205,7 +205,7 @@ def _claim(folder: Path, plan: Plan, datasets: Sequence[Dataset], setting: Setti
     fingerprints = [dataset.fingerprint() for dataset in datasets]
     swept = {**plan.to_dict(), "precision": setting.precision, "fingerprints": fingerprints}
     content = {"format": FORMAT, "command": command, **json.loads(json.dumps(swept))}
-    made_with = {**versions(), **setting.engine.surroundings(setting.device)}
+    made_with = {**versions(), **setting.engine.environment(setting.device)}
     if path.exists():
         kept = read_json(path)
         kept = kept if isinstance(kept, dict) else {}

@@ -10,10 +10,10 @@ from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
 from engram.config.settings import KINDS, Config, as_setting, parse_setting
-from engram.engine.stacks import SHARED
+from engram.engine.stacks import SAME_TASKS
 
 Point = dict[str, Any]  # settings by name
-FIXED = ("method", *SHARED)  # what all points must have in common
+FIXED = ("method", *SAME_TASKS)  # what all points must have in common
 MAX_POINTS = 10_000
 
 

@@ -1,0 +1,139 @@
+"""Train configs to the end of their streams: the one function behind `run`, `sweep` and `reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from engram.common.errors import InputError
+from engram.config.settings import Config
+from engram.engine.build import NOTHING_CUSTOM, Custom
+from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
+from engram.engine.in_process import Stack
+from engram.engine.progress import Outcomes, Progress, Report, StopAsked, never_stop, no_report
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import Builder, Source, group_by_tasks, plan_stacks
+
+
+def train(
+    configs: Mapping[str, Config],
+    source: Source,
+    runtime: Runtime,
+    *,
+    custom: Custom = NOTHING_CUSTOM,
+    checkpoints: Path | None = None,
+    seconds_between: float = SECONDS_BETWEEN,
+    report: Report = no_report,
+    stop_asked: StopAsked = never_stop,
+) -> Outcomes:
+    """Train every config in all its trials, as many models together as fit into memory.
+
+    Args:
+        configs: the settings, by label. They must agree on the benchmark and the dataset. Those that agree on all
+            tasks and steps train together.
+        source: the datasets or the stream.
+        runtime: where and how to compute.
+        custom: functions that make parts of the models, in place of what the configs name.
+        checkpoints: a folder for checkpoints, whose parent exists. If it holds any, training resumes from them.
+        seconds_between: the time between two checkpoints.
+        report: called with a `Progress` several times an epoch, after each task, and with notes.
+        stop_asked: asked often; when it returns True, everything is saved and `Stopped` is raised.
+
+    Returns:
+        The outcome of each trial, by label and trial.
+
+    Example:
+        >>> outcomes = train({"mine": config}, Source((dataset,)), Runtime("cpu"))
+        >>> outcomes["mine", 0].rows[-1]  # accuracy on each task after the last one
+    """
+    training = Training(configs, source, runtime, custom)
+    return training.run(checkpoints, seconds_between, report, stop_asked)
+
+
+class Training:
+    """What `train` does, in two steps: everything is checked and built first, so that bad input leaves no trace.
+
+    Example:
+        >>> training = Training(configs, source, Runtime())  # raises InputError, before any folder is made
+        >>> outcomes = training.run(folder / "checkpoints")
+    """
+
+    def __init__(
+        self, configs: Mapping[str, Config], source: Source, runtime: Runtime, custom: Custom = NOTHING_CUSTOM
+    ):
+        runtime.check()
+        check_together(configs, custom)
+        self.configs = dict(configs)
+        self.runtime = runtime
+        self.builders = [
+            Builder(group, source, custom, runtime.device, runtime.precision) for group in group_by_tasks(configs)
+        ]
+        for builder in self.builders:
+            builder.check()
+        self.outcomes: Outcomes = {}
+
+    def run(
+        self,
+        checkpoints: Path | None = None,
+        seconds_between: float = SECONDS_BETWEEN,
+        report: Report = no_report,
+        stop_asked: StopAsked = never_stop,
+    ) -> Outcomes:
+        """Train to the end, from the checkpoints if there are any; the arguments are those of `train`."""
+        folder = None if checkpoints is None else CheckpointFolder(checkpoints, seconds_between)
+        if folder is not None:
+            folder.make()
+        plans = [
+            (plan, builder)
+            for builder, limit in zip(self.builders, self._limits(folder), strict=True)
+            for plan in plan_stacks(builder.configs, limit)
+        ]
+        stacks = [Stack(number, plan, builder, folder) for number, (plan, builder) in enumerate(plans)]
+        work = [_work(stack) for stack in stacks]
+        done = [0.0] * len(stacks)
+
+        def report_whole(number: int, progress: Progress) -> None:
+            """Put the progress of one stack together with what is known of the others."""
+            done[number] = max(done[number], progress.done)
+            self.outcomes |= progress.outcomes
+            overall = sum(part * size for part, size in zip(done, work, strict=True)) / sum(work)
+            report(replace(progress, done=overall, configs=self.configs, outcomes=self.outcomes))
+
+        if len(stacks) > 1:
+            sizes = [len(stack.plan) for stack in stacks]
+            note = f"{sum(sizes)} models in {len(sizes)} stacks: {' + '.join(map(str, sizes))}"
+            report(Progress(0, 0, self.configs, self.outcomes, note=note))
+        self.runtime.engine.train(stacks, report_whole, stop_asked)
+        return self.outcomes
+
+    def _limits(self, folder: CheckpointFolder | None) -> list[int | None]:
+        """How many models a stack of each builder may have. A resumed run uses the limits that it started with."""
+        saved = None if folder is None else folder.read_limits(self.configs, len(self.builders))
+        if saved is not None:
+            return saved
+        most = self.runtime.max_stack
+        limits = [self.runtime.engine.limit(builder) if most is None else most for builder in self.builders]
+        if folder is not None:
+            folder.save_limits(self.configs, limits)
+        return limits
+
+
+def _work(stack: Stack) -> int:
+    """How much of the whole a stack is, in models times epochs."""
+    config = stack.builder.configs[stack.plan.labels[0]]
+    return len(stack.plan) * config.num_tasks * config.epochs
+
+
+def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTOM) -> None:
+    """Refuse configs that cannot be one run, and custom parts that do not belong to them."""
+    if not configs:
+        raise InputError("there is nothing to train: no config was given")
+    for name in ("benchmark", "dataset"):
+        values = {getattr(config, name): None for config in configs.values()}
+        if len(values) > 1:
+            raise InputError(f"what is run together must have one {name}, not {' and '.join(map(str, values))}")
+    if any((custom.features is not None) != (config.network == "own") for config in configs.values()):
+        raise InputError("features go with network='own', and only with that: engram.run(config, features=...)")
+    if custom.penalty is not None and any(config.penalty is not None for config in configs.values()):
+        raise InputError("a custom penalty goes with the methods finetune and dhp, which have none")
