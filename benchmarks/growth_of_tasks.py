@@ -16,7 +16,7 @@ from engram.config.settings import Config
 from engram.data.streams import Stream, move_streams
 from engram.engine.build import build_learner, build_streams, load_datasets
 from engram.engine.choose import choose_program
-from engram.engine.loop import Place, train_task
+from engram.engine.loop import Position, train_task
 from engram.engine.program import Batches
 from engram.report.figures.drawing import Drawing, new_figure
 from engram.report.figures.style import WIDTH, colour_of_method, legend_below, rule, tidy
@@ -123,7 +123,7 @@ class Student:
 
     def learn(self, n: int) -> tuple[float, float]:
         """Milliseconds of training on a task, and of consolidating it."""
-        train = self._ms(lambda: train_task(self.program, self.batches, self.config, Place(task=n)))
+        train = self._ms(lambda: train_task(self.program, self.batches, self.config, Position(task=n)))
         return train, self._ms(lambda: self.program.consolidate(n))
 
     def evaluate(self, num_tasks: int) -> float:

@@ -32,9 +32,9 @@ from engram.data.samples import Dataset, Samples
 from engram.data.sources import _read, load
 from engram.engine.build import build_learner, build_streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
-from engram.engine.loop import check_place
+from engram.engine.loop import check_position
 from engram.engine.program import Batches
-from engram.engine.stacks import gather, plan_stacks
+from engram.engine.stacks import plan_stacks
 from engram.nn.networks import Network
 from engram.report.figures import Drawing, to_svg
 from engram.report.html import blocks
@@ -42,7 +42,7 @@ from engram.report.tables import gains, so_far, summary
 from engram.reproduction.document_tables import selection_tables
 from engram.reproduction.write import make_page
 from engram.runs import start as runs
-from engram.runs.experiment import Progress, Setting, run_on
+from engram.runs.experiment import Progress, Setting, check_shared, gather, run_on
 from engram.runs.result import Result, read_run
 from engram.runs.sheets import read_reproduction, read_sheet
 from engram.runs.start import resume_methods, run_methods
@@ -181,7 +181,7 @@ def config() -> Target:
         found = load_config(folder / name)
         assert from_dict(tomllib.loads(found.to_toml())) == found
         assert all(type(width) is int for width in found.hidden)
-        plan_stacks([found], None)
+        check_shared([found])
 
     return Target({"config.toml": sound.to_toml().encode(), "config.json": sound.to_json().encode()}, read)
 
@@ -367,17 +367,22 @@ def checkpoint() -> Target:
     batches = Batches((0, 1), build_streams(configs[0], (0, 1), datasets), configs[0].seed, torch.float32)
 
     def read(folder: Path, name: str) -> None:
-        (share,) = plan_stacks(configs, None)
-        kept, _ = Checkpoints(folder / name).read(configs, share)
+        labelled = {str(c): config for c, config in enumerate(configs)}
+        (plan,) = plan_stacks(labelled, None)
+        kept, _ = Checkpoints(folder / name).read(labelled, plan)
         assert kept is not None
-        place = kept.restore(learners, share.keys)
-        check_place(place, learners, batches, configs[0])
+        place = kept.restore(learners, plan.keys)
+        check_position(place, learners, batches, configs[0])
         outcomes = kept.outcomes
         whole = (place.task, place.epoch, place.piece)
         assert all(type(number) is int and number >= 0 for number in whole), whole
         assert 0 <= place.part <= 1
         assert place.task <= configs[0].num_tasks
-        (result,) = gather(configs, outcomes, [{"name": "x", "origin": "structure", "train": 1, "test": 1}])
+        (result,) = gather(
+            configs,
+            {(int(label), t): outcome for (label, t), outcome in outcomes.items()},
+            [{"name": "x", "origin": "structure", "train": 1, "test": 1}],
+        )
         check_results([result])
 
     return Target({path.name: content}, read)

@@ -35,8 +35,9 @@ from engram.cli.main import app, main
 from engram.config.presets import STEADY
 from engram.config.settings import PAPER_METHODS, load_config
 from engram.engine import InProcess
-from engram.engine.in_process import TellOf
-from engram.engine.unit import Asked, Unit
+from engram.engine.in_process import ReportOfStack, Stack
+from engram.engine.progress import StopAsked
+from engram.engine.stacks import Builder
 from engram.reproduction import plan as planning
 from engram.runs.sheets import read_sheet
 
@@ -830,21 +831,21 @@ def test_a_reproduction_runs_nothing_twice_and_mixes_nothing(
 
 
 class Threads(InProcess):
-    """An engine that has room for several units, as a cluster does; but this process trains one at a time."""
+    """An engine that has room for several stacks, as a cluster does; but this process trains one at a time."""
 
     at_once = 3
     turn = threading.Lock()
     at_work: ClassVar[set[str]] = set()  # by name
 
-    def train(self, units: Sequence[Unit], tell: TellOf, stop_asked: Asked) -> None:
+    def train(self, stacks: Sequence[Stack], report: ReportOfStack, stop_asked: StopAsked) -> None:
         self.at_work.add(threading.current_thread().name)
-        for unit in units:
+        for stack in stacks:
             with self.turn:
-                super().train([unit], tell, stop_asked)
+                super().train([stack], report, stop_asked)
 
-    def limit(self, unit: Unit) -> int | None:
+    def limit(self, builder: Builder) -> int | None:
         with self.turn:
-            return super().limit(unit)
+            return super().limit(builder)
 
 
 def test_parts_that_run_at_the_same_time_leave_the_same_sheets(

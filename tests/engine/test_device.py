@@ -396,8 +396,8 @@ def test_a_run_on_the_gpu_goes_on_bit_for_bit(
     save = Checkpoints.save
 
     def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        place = given[-1]
-        if (place.task, place.epoch, place.piece) == stop_at:
+        position = given[-1]
+        if (position.task, position.epoch, position.piece) == stop_at:
             save(self, *given)
             self.wait()
             raise Stop

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import engram
 from builders import assert_numbers_equal, custom_stream
 from engram import MAS, InputError, preset
-from engram.engine.build import Own, build_learner
+from engram.engine.build import Custom, build_learner
 from engram.engine.chains import chain_of
 from engram.engine.choose import reason_against_mapping
 from engram.engine.cpu.step import FactoredDescent, factored_layers
@@ -126,10 +126,10 @@ FEATURES: dict[str, Callable[[], nn.Module]] = {
 def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
     torch.manual_seed(0)
     config = preset("own", method, network="own", learning_rate=0.1)
-    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(FEATURES[name]))
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(FEATURES[name]))
     inputs, targets = torch.rand(16, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
     # Made anew, since a copy of a `forward` of its own would still call the weights of the first.
-    reference = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(FEATURES[name])).model.train()
+    reference = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(FEATURES[name])).model.train()
     reference.load_state_dict(learner.model.state_dict())
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     trained = [theta.requires_grad for theta in learner.model.parameters()]
@@ -207,7 +207,7 @@ def test_what_dropout_draws_has_an_address() -> None:
     assert_numbers_equal(engram.run(config, stream=custom_stream(), features=features, device="cpu"), together)
     alone = engram.run(config.replace(first_trial=1, trials=1), stream=custom_stream(), features=features, device="cpu")
     assert repr(alone.dynamics) == repr([row for row in together.dynamics if row["trial"] == 1])
-    learner = build_learner(config, 0, (1, 16, 16), 3, CPU, torch.float32, Own(features))
+    learner = build_learner(config, 0, (1, 16, 16), 3, CPU, torch.float32, Custom(features))
     example = (torch.rand(2, 1, 16, 16), torch.tensor([0, 1]))
     assert "draws random numbers" in str(reason_against_mapping([learner], example, None))
 
@@ -269,7 +269,7 @@ def test_a_loss_of_ones_own_is_not_passed_over() -> None:
 
 def test_a_forward_that_was_set_on_one_layer_is_not_mapped() -> None:
     config = preset("own", "finetune", network="own")
-    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(forward_of_its_own))
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(forward_of_its_own))
     example = (torch.rand(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
     assert "set on it alone" in str(reason_against_mapping([learner], example, None))
 
@@ -325,7 +325,7 @@ def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> 
             return self.used(x)
 
     config = preset("own", "mas", network="own", strength=1.0, penalty_step=penalty_step, learning_rate=0.1)
-    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Own(Idle))
+    learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(Idle))
     learner.penalty.remember({name: torch.ones_like(theta) for name, theta in learner.penalty.parameters.items()})
     idle = learner.model.features.idle
     with torch.no_grad():

@@ -21,7 +21,7 @@ from engram.config.presets import STEADY
 from engram.config.settings import METHODS, Config
 from engram.data.streams import Stream
 from engram.engine import choose
-from engram.engine.build import Own, build_learner, build_streams
+from engram.engine.build import Custom, build_learner, build_streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
 from engram.engine.choose import architectures, choose_program, largest_stack, reason_against_mapping
 from engram.engine.cpu.program import OneByOne
@@ -30,7 +30,7 @@ from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows
 from engram.engine.gpu.step import Step, steps_of, take_step
 from engram.engine.learner import Learner
-from engram.engine.loop import Watch, run_stream
+from engram.engine.loop import run_stream
 from engram.engine.memory import Portion, bytes_of, bytes_of_data, tensors_per_weight
 from engram.engine.program import Batches, Program, SideBySide
 from engram.penalties import EWC, MAS, Penalty
@@ -75,7 +75,7 @@ def build(configs: Sequence[Config], features: Callable[[], nn.Module] | None = 
     found = streams_of(first)
     shape, num_classes = found[0].input_shape, found[0].num_classes
     learners = [
-        build_learner(c, t, shape, num_classes, CPU, torch.float64, Own(features)) for t in trials for c in configs
+        build_learner(c, t, shape, num_classes, CPU, torch.float64, Custom(features)) for t in trials for c in configs
     ]
     return learners, Batches(trials, found, first.seed, torch.float64)
 
@@ -102,12 +102,12 @@ def train(
     history: dict[int, list[State]] = {id(learner): [] for learner in program.learners}
     moves = iter(range(10**6))
 
-    def keep(task_ended: bool) -> None:
+    def record(task_ended: bool) -> None:
+        disturb(next(moves))
         for learner in program.learners:
             history[id(learner)].append(state_of(learner))
 
-    watch = Watch(moved=lambda: disturb(next(moves)), keep=keep)
-    run_stream(program, batches, program.learners[0].config, watch=watch)
+    run_stream(program, batches, program.learners[0].config, on_position=record)
     return history
 
 
@@ -395,7 +395,7 @@ class Stop(Exception):
 def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("engram.engine.unit.choose_program", lambda *given: choose_program(*given[:2], GPU))
+    monkeypatch.setattr("engram.engine.in_process.choose_program", lambda *given: choose_program(*given[:2], GPU))
     configs = [config_of("imbalanced", method, batch_size=8) for method in ("dhp+si", "ewc", "finetune")]
 
     def learn(checkpoints: CheckpointFolder | None) -> list:
@@ -407,8 +407,8 @@ def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
     save = Checkpoints.save
 
     def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        place = given[-1]
-        if (place.task, place.epoch, place.piece) == stop_at:
+        position = given[-1]
+        if (position.task, position.epoch, position.piece) == stop_at:
             save(self, *given)
             self.wait()
             raise Stop

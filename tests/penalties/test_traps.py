@@ -16,7 +16,7 @@ from engram.data.sources import load
 from engram.engine.build import build_model, build_penalty
 from engram.engine.cpu.program import OneByOne
 from engram.engine.learner import Learner
-from engram.engine.loop import Place, train_task
+from engram.engine.loop import Position, train_task
 from engram.engine.program import Batches
 from engram.nn.networks import Network
 from engram.runs import metrics
@@ -25,7 +25,7 @@ from engram.runs import metrics
 def train(model: nn.Module, penalty: Penalty, stream: streams.Stream, task: int, config: Config) -> None:
     """The loop's own training, of one model on one task."""
     batches = Batches([0], [stream], config.seed, torch.float32)
-    train_task(OneByOne([Learner(config, 0, model, penalty)], batches), batches, config, Place(task))
+    train_task(OneByOne([Learner(config, 0, model, penalty)], batches), batches, config, Position(task))
 
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

@@ -16,12 +16,12 @@ from engram.config.settings import BENCHMARKS, PAPER_METHODS, Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.stacks import SHARED, check_shared
+from engram.engine.stacks import SAME_TASKS
 from engram.reproduction import plan as planning
 from engram.reproduction.plan import ETAS, GRIDS, plan
 from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
 from engram.runs import parts as running
-from engram.runs.experiment import Setting
+from engram.runs.experiment import Setting, check_shared
 from engram.runs.parts import Part, groups_of, run_part
 from engram.runs.sheets import NOT_IN_THE_PAPER, PARTS, Sheet, read_sheet, sheet_path
 
@@ -188,7 +188,7 @@ def test_groups_are_of_entries_that_can_be_run_together_and_hold_every_entry_onc
         keys = []
         for group in groups:
             check_shared(list(group.entries.values()))
-            keys.append(tuple(getattr(next(iter(group.entries.values())), name) for name in SHARED))
+            keys.append(tuple(getattr(next(iter(group.entries.values())), name) for name in SAME_TASKS))
         assert len(set(keys)) == len(keys), "as few groups as there can be"
 
 

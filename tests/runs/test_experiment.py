@@ -23,7 +23,7 @@ from engram.engine.cpu.step import ContractDescent, FactoredDescent
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
-from engram.engine.stacks import SHARED, plan_stacks
+from engram.engine.stacks import SAME_TASKS, plan_stacks
 from engram.penalties import MAS
 from engram.runs.experiment import Setting, run_on
 
@@ -103,7 +103,8 @@ def test_points_of_a_grid_train_together_each_with_its_own_values() -> None:
 def test_configs_with_other_steps_train_beside_each_other() -> None:
     base = preset("split-mnist", "dhp", dataset="mnist-small", hidden=[12], **QUICK)
     configs = [base, base.replace(batch_size=10), base.replace(epochs=1), base.replace(method="finetune")]
-    assert [share.configs for share in plan_stacks(configs, None)] == [(0, 3), (1,), (2,)]
+    labelled = {str(c): config for c, config in enumerate(configs)}
+    assert [plan.labels for plan in plan_stacks(labelled, None)] == [("0", "3"), ("1",), ("2",)]
     for config, result in zip(configs, run_kind(configs), strict=True):
         assert_numbers_equal(run_kind([config])[0], result)
 
@@ -121,15 +122,17 @@ def test_every_model_is_in_one_stack_and_no_stack_is_too_large(
     steps: list[tuple[int, int]], trials: int, first: int, limit: int | None
 ) -> None:
     base = preset("split-mnist", "dhp", trials=trials, first_trial=first)
-    configs = [base.replace(epochs=epochs, batch_size=batch_size) for epochs, batch_size in steps]
-    shares = plan_stacks(configs, limit)
-    keys = [key for share in shares for key in share.keys]
-    assert sorted(keys) == [(c, first + t) for c in range(len(configs)) for t in range(trials)]
-    for share in shares:
-        assert len(share) == len(share.keys) <= (limit or len(keys))
-        assert len({steps[c] for c in share.configs}) == 1
+    configs = {
+        str(c): base.replace(epochs=epochs, batch_size=batch_size) for c, (epochs, batch_size) in enumerate(steps)
+    }
+    plans = plan_stacks(configs, limit)
+    keys = [key for plan in plans for key in plan.keys]
+    assert sorted(keys) == [(str(c), first + t) for c in range(len(configs)) for t in range(trials)]
+    for plan in plans:
+        assert len(plan) == len(plan.keys) <= (limit or len(keys))
+        assert len({steps[int(label)] for label in plan.labels}) == 1
     if limit is None:
-        assert len(shares) == len(set(steps))
+        assert len(plans) == len(set(steps))
 
 
 def test_a_stack_of_no_models_is_refused() -> None:
@@ -160,7 +163,7 @@ def test_a_divided_experiment_gives_the_same_results_and_says_so(max_stack: int)
     assert [len(result.accuracy) for result in first] == {1: [1, 0], 3: [1, 1], 5: [2, 2]}[max_stack]
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", SAME_TASKS)
 def test_what_is_run_together_must_learn_the_same_tasks_in_the_same_trials(name: str) -> None:
     base = preset("permuted-mnist", "dhp")
     words = {"benchmark": "split-mnist", "dataset": "notmnist", "examine": "validation", "mask_training": False}
@@ -171,7 +174,7 @@ def test_what_is_run_together_must_learn_the_same_tasks_in_the_same_trials(name:
 
 @pytest.mark.parametrize("name", ["max_samples", "examine", "mask_training"])
 def test_what_decides_on_the_samples_is_shared(name: str) -> None:
-    assert name in SHARED
+    assert name in SAME_TASKS
 
 
 # --- which samples and outputs take part

@@ -174,7 +174,9 @@ class Checkpoints:
                 self.path.replace(self.path.with_suffix(f".damaged{self.path.suffix}"))
             return found, [f"{damage}: the previous checkpoint is used" for damage in damages]
         if damages:
-            raise InputError(f"{damages[0]}; to train this stack from the start, remove {self.path.parent / self.path.stem}.*")
+            raise InputError(
+                f"{damages[0]}; to train this stack from the start, remove {self.path.parent / self.path.stem}.*"
+            )
         return None, []
 
     def _read_one(self, path: Path, configs: Mapping[str, Config], plan: StackPlan) -> Checkpoint:

@@ -30,7 +30,9 @@ from engram.engine.stacks import Builder
 RETRIES = 3  # of a stack whose worker died
 SECONDS_BETWEEN_POLLS = 0.2  # of the driver
 SECONDS_BETWEEN_MESSAGES = 0.5  # of a worker
-MESSAGE_TIME = 0.1  # the fraction of its time that a worker may spend on messages: outcomes of a thousand tasks are large
+MESSAGE_TIME = (
+    0.1  # the fraction of its time that a worker may spend on messages: outcomes of a thousand tasks are large
+)
 SECONDS_FOR_ORPHANS = 60.0  # until the worker of a killed driver must have ended, before another takes its stack
 
 
@@ -116,7 +118,7 @@ class RayEngine:
         return task.remote(light_stack, attempt, self.threads, channel, *datasets)
 
     def _device(self, device: str) -> str:
-        """ "auto" means the cluster's GPUs if it has any, not this machine's. A worker sees one GPU, whatever its number."""
+        """ "auto" means the GPUs of the cluster, if it has any. A worker sees one GPU, whatever its number."""
         if device != "auto":
             return "cuda" if device.startswith("cuda") else device
         return "cuda" if self.ray.cluster_resources().get("GPU", 0) else "cpu"

@@ -26,7 +26,6 @@ from engram.engine.training import train
 from engram.penalties import Penalty
 from engram.runs.result import Divergence, Result
 
-
 Outcomes = dict[tuple[int, int], Outcome]  # by the index of a config, and trial
 
 
