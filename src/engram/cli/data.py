@@ -1,16 +1,20 @@
-"""`engram data`: the commands that find, download and check the datasets."""
+"""`engram data`: list, download and check the datasets."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from engram.common.errors import InputError
-from engram.data import download, sources
 
-data_app = typer.Typer(help="Find, download and check the datasets.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engram.config.settings import Config
+    from engram.data.samples import Dataset
+
+data_app = typer.Typer(help="List, download and check the datasets.", no_args_is_help=True)
 
 DataFolder = Annotated[
     str | None,
@@ -25,13 +29,15 @@ DataFolder = Annotated[
 
 @data_app.command("list")
 def list_data(data: DataFolder = None) -> None:
-    """Name the datasets, and say which are there.
+    """List the datasets and say which are present.
 
     Example: engram data list
     """
+    from engram.data import sources
+
     print(f"in {sources.existing_folder(data)}")
     for name in sources.SOURCES:
-        print(f"  {name:14} {'there' if sources.is_present(name, data) else 'missing'}")
+        print(f"  {name:14} {'present' if sources.is_present(name, data) else 'missing'}")
 
 
 @data_app.command("fetch")
@@ -39,13 +45,17 @@ def fetch_data(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Datasets, or 'all'.", show_default=False)],
     data: DataFolder = None,
 ) -> None:
-    """Download datasets, verified, into the data folder.
+    """Download datasets into the data folder and verify their checksums.
 
     Example: engram data fetch mnist fashion-mnist
     """
+    from rich.console import Console
+
+    from engram.data import sources
+
     chosen = [n for n, s in sources.SOURCES.items() if not s.embedded] if names == ["all"] else names
     for name in chosen:
-        sources.source_named(name)
+        sources.source_named(name)  # refuse unknown names before anything is downloaded
     fetch_datasets(chosen, data, Console())
 
 
@@ -56,24 +66,47 @@ def check_data(
     ] = None,
     data: DataFolder = None,
 ) -> None:
-    """Verify every file: the published one, another of the right structure, missing, or damaged.
+    """Check every file: the published one, another one of the right structure, missing, or damaged.
 
     Example: engram data check mnist
     """
-    damaged = []
+    from engram.data import sources
+
+    unusable = []
     for name in names or sources.SOURCES:
         for file in sources.check(name, data):
-            words = {"structure": "usable, but not the published file"}.get(file.state, file.state)
+            state = {"structure": "usable, but not the published file"}.get(file.state, file.state)
             sound = file.state in ("published", "structure", "missing")
-            print(f"{name:14} {file.bytes:>12,}  " + (f"{file.path}: {words}" if sound else words))
+            print(f"{name:14} {file.bytes:>12,}  " + (f"{file.path}: {state}" if sound else state))
             if not sound or (names and file.state == "missing"):
-                damaged.append(file.path)
-    if damaged:
-        raise InputError(f"{len(damaged)} file(s) cannot be used, the first of them {damaged[0]}")
+                unusable.append(file.path)
+    if unusable:
+        raise InputError(f"{len(unusable)} file(s) cannot be used, the first of them {unusable[0]}")
 
 
 def fetch_datasets(names: list[str], data: str | None, console: Console) -> None:
+    """Download datasets with progress bars, and print where they are."""
+    from engram.data import download
+
     with download.progress_bars(console) as bars:
         for name in names:
             paths = download.fetch(name, data, progress=bars)
             console.print(f"{name}: {len(paths)} files are ready in {paths[0].parent}", highlight=False, markup=False)
+
+
+def load_or_fetch(config: Config, data: str | None, console: Console) -> list[Dataset]:
+    """Load the datasets of a config.
+
+    Missing ones are downloaded into Engram's own cache folder, never into a folder that a person named.
+    """
+    from engram.data.sources import is_present, named_folder
+    from engram.engine.build import dataset_names, load_datasets
+
+    missing = [name for name in dataset_names(config) if not is_present(name)] if named_folder(data) is None else []
+    if missing:
+        try:
+            fetch_datasets(missing, None, console)
+        except InputError as reason:
+            hint = "" if config.dataset == "five-datasets" else "; `--dataset mnist-small` needs no download"
+            raise InputError(f"{reason}{hint}") from reason
+    return load_datasets(config, data)

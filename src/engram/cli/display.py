@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, and after it: a bar, a live line of accuracies a method, tables."""
+"""What a command shows: progress bars while it trains, tables afterwards."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from rich.text import Text
 
 from engram.common.errors import printable
 from engram.config.settings import Config
-from engram.report.layout import Table
-from engram.report.tables import gains, summary
-from engram.runs.news import News, task_row
-from engram.runs.result import Result
 
 if TYPE_CHECKING:
-    from engram.runs.experiment import Progress as Seen
+    from engram.report.layout import Table
+    from engram.runs.experiment import Progress as RunProgress
+    from engram.runs.result import Result
 
-STEPS = 10_000  # of the bar
+STEPS = 10_000  # of a bar
 
 
-def say(console: Console, line: str) -> None:
-    """A line as it is: no markup in it, no colours, broken by a terminal alone."""
+def print_line(console: Console, line: str) -> None:
+    """Print text as it is: no markup, no colours, wrapped only on a terminal."""
     console.print(printable(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def columns(what: str) -> tuple[ProgressColumn, ...]:
-    """Of a bar: what it is of, how much of it is done, and the time so far and to come."""
+    """The columns of a progress bar: name, bar, percentage, time so far and time left."""
     percent = TextColumn("{task.percentage:>3.0f}%")
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     return (TextColumn(what), BarColumn(bar_width=24), percent, *times)
 
 
 class RunDisplay:
-    """A bar for the whole run, and under it a line for each method: its accuracies on the tasks so far.
+    """A bar for the whole run, and below it a line for each method with its accuracies so far.
 
-    Where the output is no terminal, lines take the bar's place. Notes and trials that diverged are said anyhow.
+    Without a terminal, lines are printed instead of the bar. Notes and diverged trials are printed in both cases.
     """
 
     def __init__(self, configs: Sequence[Config], console: Console):
+        from engram.runs.news import News
+
         self.console = console
         self.news = News()
         self.num_tasks = configs[0].num_tasks
@@ -64,16 +64,18 @@ class RunDisplay:
     ) -> None:
         self.live.stop()
 
-    def show(self, seen: Seen) -> None:
+    def show(self, seen: RunProgress) -> None:
+        from engram.runs.news import task_row
+
         if seen.note and seen.share > 0 and self.bar.tasks[0].completed == 0:
-            # What was done before the run was stopped says nothing of its speed now.
+            # A resumed run: what was done before says nothing about its speed now.
             self.bar.reset(self.whole, completed=round(STEPS * seen.share))
         self.bar.update(self.whole, completed=round(STEPS * seen.share), now=f"{seen.task + 1}/{self.num_tasks}")
         for line in self.news.warnings(seen):
-            say(self.console, line)
+            print_line(self.console, line)
         for line in self.news.lines(seen):
             if not self.console.is_terminal:
-                say(self.console, line)
+                print_line(self.console, line)
         for result in seen.results or ():
             self.rows[result.config.method] = task_row(result, seen.task) or self.rows[result.config.method]
 
@@ -87,12 +89,12 @@ class RunDisplay:
 
 
 class Bars:
-    """A bar for each thing that is being run, where the output is a terminal. What is noted of it is said once."""
+    """A progress bar for each part that is running, on a terminal. Notes are printed once."""
 
     def __init__(self, console: Console):
         self.console = console
         self.bars = Progress(*columns("{task.description}"), console=console, transient=True)
-        self.said: set[tuple[str, str]] = set()
+        self.printed: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Bars:
         if self.console.is_terminal:
@@ -106,15 +108,15 @@ class Bars:
             self.bars.stop()
 
     @contextmanager
-    def bar(self, what: str) -> Iterator[Callable[[Seen], None]]:
-        """One of them, as long as it is needed; yields what is to be told of the progress."""
+    def bar(self, what: str) -> Iterator[Callable[[RunProgress], None]]:
+        """One bar; yields the function that takes its progress."""
         task = self.bars.add_task(what, total=STEPS)
 
-        def show(seen: Seen) -> None:
+        def show(seen: RunProgress) -> None:
             self.bars.update(task, completed=round(STEPS * seen.share))
-            if seen.note and (what, seen.note) not in self.said:
-                self.said.add((what, seen.note))
-                say(self.console, seen.note)
+            if seen.note and (what, seen.note) not in self.printed:
+                self.printed.add((what, seen.note))
+                print_line(self.console, seen.note)
 
         try:
             yield show
@@ -123,13 +125,15 @@ class Bars:
 
 
 def print_tables(results: Sequence[Result], console: Console) -> None:
+    from engram.report.tables import gains, summary
+
     for made in (summary(results), gains(results)):
         if made is not None:
             print_table(made, console)
 
 
 def print_table(table: Table, console: Console) -> None:
-    """What a run says of itself is shown as it is: it is no markup, and moves no cursor."""
+    """Print a table. Its text comes from files, so it is neither markup nor control characters."""
     title = Text(printable(table.title), style="bold")
     drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     drawn.add_column(Text(printable(table.columns[0])), no_wrap=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C, once and twice: the first asks a run to be kept and to end, the second ends it at once."""
+"""Ctrl-C: the first saves the run and ends it, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -15,62 +15,67 @@ from rich.console import Console
 
 from engram.common.errors import INTERRUPTED, Stopped
 
-ASKING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 
 
 class Interruption:
-    """Whether somebody asked to stop: with Ctrl-C, or with the SIGTERM by which clusters take a machine back."""
+    """Whether the command was asked to stop, by Ctrl-C or by the SIGTERM with which clusters take a machine back.
 
-    def __init__(self, how_to_go_on: Callable[[], str], console: Console):
-        self.how_to_go_on = how_to_go_on
+    Args:
+        how_to_resume: returns the words that follow "stopped", or nothing.
+        console: the console whose cursor is shown again.
+    """
+
+    def __init__(self, how_to_resume: Callable[[], str], console: Console):
+        self.how_to_resume = how_to_resume
         self.console = console
-        self.code: int | None = None  # with which to end, once somebody asked
-        self.ends_at_once = False
+        self.exit_code: int | None = None  # set by the first signal
+        self.nothing_to_save = False
 
     def asked(self) -> bool:
-        return self.code is not None
+        return self.exit_code is not None
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within it there is nothing that would have to be kept: the first Ctrl-C ends it."""
-        self.ends_at_once = True
+        """Let the first Ctrl-C end the command: inside this context there is nothing to save."""
+        self.nothing_to_save = True
         try:
             yield
         finally:
-            self.ends_at_once = False
+            self.nothing_to_save = False
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         again = self.asked()
-        self.code = 128 + number
+        self.exit_code = 128 + number
         if again:
-            # Threads at work on a hundred models would else be waited for, and the folder is sound anyhow.
+            # An ordinary exit would wait for threads that train a hundred models; the folder is intact anyway.
             self.console.show_cursor()
-            self._say()
+            self._print_stopped()
             sys.stdout.flush()
-            os._exit(self.code)
-        if self.ends_at_once:
+            os._exit(self.exit_code)
+        if self.nothing_to_save:
             raise KeyboardInterrupt
-        _say("stopping: the steps that are being taken are ended and kept; Ctrl-C again stops at once")
+        _print("stopping: finishing and saving the current steps; press Ctrl-C again to stop at once")
 
     def end(self) -> NoReturn:
-        self._say()
-        sys.exit(self.code or INTERRUPTED)
+        self._print_stopped()
+        sys.exit(self.exit_code or INTERRUPTED)
 
-    def _say(self) -> None:
-        how = self.how_to_go_on()
-        _say(f"stopped{'; ' if how else ''}{how}")
+    def _print_stopped(self) -> None:
+        how = self.how_to_resume()
+        _print(f"stopped{'; ' if how else ''}{how}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(f"engram: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def interruptible(how_to_go_on: Callable[[], str], console: Console) -> Iterator[Interruption]:
-    """Within it, who stops the command is told how it goes on."""
-    interruption = Interruption(how_to_go_on, console)
+def interruptible(how_to_resume: Callable[[], str], console: Console) -> Iterator[Interruption]:
+    """Handle Ctrl-C and SIGTERM in this context, and print how to resume after them."""
+    interruption = Interruption(how_to_resume, console)
     in_main = threading.current_thread() is threading.main_thread()
-    usual = {number: signal.getsignal(number) for number in ASKING} if in_main else {}
+    usual = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
     ours = [number for number, handler in usual.items() if handler in (signal.default_int_handler, signal.SIG_DFL)]
     for number in ours:
         signal.signal(number, interruption.signalled)

@@ -1,4 +1,8 @@
-"""The command line: parse, call, print."""
+"""The `engram` command: which commands there are, and how errors end.
+
+Command modules import PyTorch, NumPy and whatever else is slow inside their functions, so that every `--help` answers
+at once (tests/cli/test_help.py).
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,26 @@ from typing import Annotated, Any
 import typer
 
 from engram import __version__
-from engram.cli.late import late
+from engram.cli.data import data_app
+from engram.cli.reproduce import reproduce
+from engram.cli.results import figures, report, table
+from engram.cli.run import run
+from engram.cli.runs import runs_app
+from engram.cli.sweep import sweep
 from engram.common.errors import INTERRUPTED, InputError, printable
 
-LONGEST = 1000  # characters of a sentence that are shown
+LONGEST = 1000  # characters of an error message that are shown
 
 app = typer.Typer(
-    cls=late(
-        {
-            "run": "run.run",
-            "sweep": "sweep.sweep",
-            "reproduce": "reproduce.reproduce",
-            "table": "results.table",
-            "figures": "results.figures",
-            "report": "results.report",
-            "data": "data.data_app",
-            "runs": "runs.runs_app",
-        }
-    ),
     help="Differentiable Hebbian Consolidation: networks that learn task after task without forgetting.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+for command in (run, sweep, reproduce, table, figures, report):
+    app.command()(command)
+app.add_typer(data_app, name="data")
+app.add_typer(runs_app, name="runs")
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,12 +50,12 @@ def _engram(
     pass
 
 
-# Typer carries a copy of click of its own in some releases, so click's exceptions are found by way of Typer's.
+# Some releases of Typer contain their own copy of click, so click's exception is found through Typer's.
 ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The `engram` command. What a person can mend ends in one sentence and exit code 2."""
+    """Run the `engram` command. Input that a person can correct ends in one sentence and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek letters gets question marks
@@ -65,8 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = _refuse(error.format_message())
     except InputError as error:
         code = _refuse(str(error))
-    except OSError as error:  # a full disk, a folder that vanished
-        code = _refuse(f"{error.filename or 'the output'} cannot be used: {error.strerror or error}")
+    except OSError as error:  # for example a full disk
+        code = _refuse(f"cannot use {error.filename or 'the output'}: {error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):  # some releases of Typer raise, others return the code
         code = INTERRUPTED
     if code == INTERRUPTED:
@@ -76,6 +77,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse(sentence: str) -> int:
     if sentence:  # a bare `engram` shows its help and has nothing to add
-        line = printable(" ".join(sentence.split()))  # what was typed, or stands in a file, is no command to a terminal
+        line = printable(" ".join(sentence.split()))  # no escape sequences from arguments or files
         print(f"engram: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", file=sys.stderr)
     return 2

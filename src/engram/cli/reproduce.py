@@ -1,30 +1,27 @@
-"""`engram reproduce`: the whole paper, or a part of it, into one folder; and the page about it."""
+"""`engram reproduce`: run the paper's experiments, or some of them, and write a page about them."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from engram.cli.data import DataFolder
-from engram.cli.display import Bars, say
-from engram.cli.interruption import Interruption, interruptible
-from engram.cli.run import Address, Device, EngineName, Precision, StackSize, load_or_fetch
+from engram.cli.data import DataFolder, load_or_fetch
+from engram.cli.run import Address, Device, EngineName, Precision, StackSize, command_line
 from engram.common.errors import InputError
+from engram.config.presets import PARTS
 from engram.config.settings import BENCHMARKS, Config
-from engram.data.samples import Dataset
-from engram.engine import Engine, start_engine
-from engram.reproduction.plan import plan
-from engram.reproduction.write import write_report
-from engram.runs.experiment import Setting
-from engram.runs.parts import Part, groups_of, run_part
-from engram.runs.sheets import PARTS, Sheet, sheet_path
-from engram.runs.start import check_options
+
+if TYPE_CHECKING:
+    from engram.cli.interruption import Interruption
+    from engram.data.samples import Dataset
+    from engram.engine import Engine
+    from engram.runs.parts import Part
+    from engram.runs.sheets import Sheet
 
 
 def reproduce(
@@ -40,7 +37,7 @@ def reproduce(
         bool, typer.Option("--quick", help="Minutes on a laptop: few samples, one epoch, 2 trials.")
     ] = False,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="At most so many trials of anything.", show_default="the paper's")
+        int | None, typer.Option(metavar="N", help="At most N trials of anything.", show_default="the paper's")
     ] = None,
     data: DataFolder = None,
     device: Device = "auto",
@@ -53,21 +50,31 @@ def reproduce(
         typer.Option(metavar="DIR", help="Folder for the results.", show_default="reproduction, or reproduction-quick"),
     ] = None,
 ) -> None:
-    """Run the paper's table, figures and grids, and our study of them, and write a page about it all.
+    """Run the paper's table, figures and grids, and our study of them, and write a page about them.
 
-    What the folder already holds is not run again, and what was stopped goes on.
+    Finished parts in the folder are not run again, and parts that were stopped are resumed.
 
     Example: engram reproduce --quick
     """
+    from engram.cli.display import Bars, print_line
+    from engram.cli.interruption import interruptible
+    from engram.engine import start_engine
+    from engram.reproduction.write import write_report
+    from engram.reproduction.plan import plan
+    from engram.runs.experiment import Setting
+    from engram.runs.parts import groups_of, run_part
+    from engram.runs.start import check_options
+    from engram.runs.sheets import sheet_path
+
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
     parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
-    command = shlex.join(["engram", *context.find_root().obj])
+    command = command_line(context)
     with (
         start_engine(engine, address) as started,
-        interruptible(lambda: f"`{command}` goes on", console) as interruption,
+        interruptible(lambda: f"`{command}` resumes it", console) as interruption,
     ):
         setting = Setting(device, precision, stack, engine=started, stop_asked=interruption.asked)
         first = list(groups_of(parts[0])[0].entries.values())
@@ -83,14 +90,14 @@ def reproduce(
                     sheet = run_part(
                         each, path, loader.load, command=command, quick=quick, setting=setting, report=show
                     )
-                say(console, _done(sheet, there))
+                print_line(console, _done(sheet, there))
 
             _run_all(run, wanted, started)
-    say(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
+    print_line(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
 
 
 def _run_all(run: Callable[[Part], None], parts: Sequence[Part], engine: Engine) -> None:
-    """Part after part; all of them at the same time where the engine has room for more than one stack."""
+    """Run part after part, or all at the same time where the engine has room for more than one stack."""
     if engine.at_once == 1:
         for part in parts:
             run(part)
@@ -101,7 +108,7 @@ def _run_all(run: Callable[[Part], None], parts: Sequence[Part], engine: Engine)
 
 
 class _Loader:
-    """Loads each dataset once, for all parts that learn it."""
+    """Loads each dataset once, for all parts that use it."""
 
     def __init__(self, data: str | None, console: Console, interruption: Interruption):
         self.data = data
@@ -118,6 +125,9 @@ class _Loader:
 
     def can_load(self, part: Part, folder: Path, needed: bool) -> bool:
         """Whether there are data for a part. One that was not asked for by name is left out where there are none."""
+        from engram.cli.display import print_line
+        from engram.runs.sheets import sheet_path
+
         if sheet_path(folder, part.benchmark, part.name).exists():
             return True
         try:
@@ -127,12 +137,12 @@ class _Loader:
                 raise
             if part.benchmark not in self.left_out:
                 self.left_out.add(part.benchmark)
-                say(self.console, f"{part.benchmark} is left out: {reason}")
+                print_line(self.console, f"{part.benchmark} is left out: {reason}")
             return False
         return True
 
 
 def _done(sheet: Sheet, was_there: bool) -> str:
     lost = sum(len(result.diverged) for result in sheet.entries.values())
-    how = "was there already" if was_there else f"{sheet.about['models']} models in {sheet.about['seconds']:.0f} s"
+    how = "was finished already" if was_there else f"{sheet.about['models']} models in {sheet.about['seconds']:.0f} s"
     return f"{sheet.benchmark}: {sheet.part}, {how}" + (f"; {lost} diverged" if lost else "")

@@ -1,4 +1,4 @@
-"""`engram table`, `figures` and `report`: what a run left behind, looked at again."""
+"""`engram table`, `figures` and `report`: what a run, a sweep or a reproduction found."""
 
 from __future__ import annotations
 
@@ -6,35 +6,34 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from engram.cli.display import print_tables
 from engram.common.errors import InputError, check_choice
-from engram.report.figures import FORMATS, parse_formats
-from engram.report.tables import gains, summary
-from engram.reproduction.write import write_figures, write_report
-from engram.runs.result import read_run
 
-RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.", show_default=False)]
-AnyFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Folder of a run or of a reproduction.", show_default=False)
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of a run, a sweep or a reproduction.", show_default=False)
 ]
 
 
 def table(
-    folder: RunFolder,
+    folder: Folder,
     format: Annotated[str, typer.Option(help="text, markdown or csv.")] = "text",
 ) -> None:
-    """Print a run's table again; csv is the table of methods alone.
+    """Print the table of a run; csv has the methods without their differences.
 
     Example: engram table runs/demo --format markdown
     """
     check_choice("format", format, ("text", "markdown", "csv"))
+    from rich.console import Console
+
+    from engram.cli.display import print_tables
+    from engram.report.tables import gains, summary
+    from engram.runs.result import read_run
+
     description, results = read_run(folder)
     if format == "text":
         print_tables(results, Console())
         if "finished" not in description:
-            print(f"This run is not finished: tasks or trials are missing; `engram run --resume {folder}` goes on.")
+            print(f"This run is not finished; `engram run --resume {folder}` resumes it.")
         return
     if format == "csv":
         print(summary(results).to_csv(), end="")
@@ -45,14 +44,17 @@ def table(
 
 
 def figures(
-    folder: AnyFolder,
+    folder: Folder,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to draw.", show_default="DIR/figures")] = None,
-    format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = ",".join(FORMATS),
+    format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = "png,pdf,csv",
 ) -> None:
-    """Draw the figures of a run or of a reproduction, and write down their numbers.
+    """Draw the figures of a run, and write their numbers.
 
     Example: engram figures runs/demo --format png
     """
+    from engram.report.figures import parse_formats
+    from engram.reproduction.write import write_figures
+
     formats = parse_formats(format)
     try:
         paths = write_figures(folder, out or folder / "figures", formats)
@@ -63,7 +65,7 @@ def figures(
 
 
 def report(
-    folder: AnyFolder,
+    folder: Folder,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to write.", show_default="DIR/report.html")
     ] = None,
@@ -72,4 +74,6 @@ def report(
 
     Example: engram report runs/demo
     """
+    from engram.reproduction.write import write_report
+
     print(write_report(folder, out))

@@ -2,19 +2,268 @@
 
 from __future__ import annotations
 
+import csv
+import difflib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from engram.cli.late import late
+from engram.common.errors import InputError, check_choice, printable
+from engram.config.settings import BENCHMARKS, DATASETS, METHODS
 
-runs_app = typer.Typer(
-    cls=late(
-        {
-            "list": "runs_list.list_runs",
-            "show": "runs_show.show_run",
-            "compare": "runs_show.compare_runs",
-            "export": "runs_export.export_runs",
-        }
+if TYPE_CHECKING:
+    from engram.report.layout import Table
+    from engram.runs.store.index import Index, Report
+
+runs_app = typer.Typer(help="List, show, compare and export the runs of a folder.", no_args_is_help=True)
+
+RUNS = Path("runs")  # where `engram run` puts them
+MANY = 200  # runs to read before a progress bar is shown
+
+Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs, at any depth.")]
+Method = Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}.", show_default=False)]
+Benchmark = Annotated[str | None, typer.Option(help=f"{', '.join(BENCHMARKS)}, own.", show_default=False)]
+DatasetName = Annotated[str | None, typer.Option("--dataset", help=f"{', '.join(DATASETS)}.", show_default=False)]
+State = Annotated[str | None, typer.Option(help="finished, unfinished, diverged, damaged.", show_default=False)]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SETTING=VALUE", help="Any setting, also with !=, <, <=, >, >=; may be repeated.", show_default=False
     ),
-    help="List, show, compare and export the runs of a folder.",
-    no_args_is_help=True,
-)
+]
+
+
+@runs_app.command("list")
+def list_runs(
+    folder: Folder = RUNS,
+    method: Method = None,
+    benchmark: Benchmark = None,
+    dataset: DatasetName = None,
+    state: State = None,
+    where: Where = None,
+    settings: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="More columns: settings, comma-separated.", show_default=False)
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMN", help="A column or a setting; -COLUMN for the highest first.")
+    ] = "run",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most N rows.", show_default="all")] = None,
+    format: Annotated[str, typer.Option(help="table, json or csv.")] = "table",
+) -> None:
+    """List the methods of each run: state, accuracy, BWT, and when it started.
+
+    Example: engram runs list runs --method dhp+si --where 'epochs>=5' --sort -accuracy
+    """
+    from engram.runs.store.cells import in_csv
+    from engram.runs.store.query import parse_conditions, select, shown_columns
+
+    check_choice("format", format, ("table", "json", "csv"))
+    chosen = [name.strip() for name in settings.split(",")] if settings else []
+    given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
+    conditions = parse_conditions(given, where or ())
+    index = _open_index(folder)
+    rows = select(index, conditions, settings=chosen, sort=sort, limit=limit)
+    if format == "json":
+        print(json.dumps(rows, indent=1))
+    elif format == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(shown_columns(chosen))
+        writer.writerows([in_csv(value) for value in row.values()] for row in rows)
+    else:
+        print(_listing(rows, chosen, folder).to_text(), end="")
+
+
+@runs_app.command("show")
+def show_run(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs.", show_default=False)],
+) -> None:
+    """Show one run: its results, changed settings, versions, data and times.
+
+    Example: engram runs show runs/demo
+    """
+    from rich.console import Console
+
+    from engram.cli.display import print_line, print_table, print_tables
+    from engram.report.compare import accuracy_table, sides_of
+    from engram.report.html.settings import changes_table, data_table, time_taken, versions_table
+    from engram.report.layout import Table
+    from engram.runs.store.stored import open_stored
+
+    stored, console = open_stored(_path_of(run)), Console()
+    about = stored.about
+    states = dict.fromkeys(entry.state for entry in stored.entries)
+    facts = {"kind": stored.kind, "state": ", ".join(states)}
+    facts |= {name: str(about[name]) for name in ("command", "started", "finished") if about.get(name)}
+    facts |= {"time": taken} if (taken := time_taken(about)) else {}
+    print_table(Table(str(stored.path), ("what", "value"), list(facts.items())), console)
+    results = [entry.result for entry in stored.entries if entry.result is not None]
+    if results and stored.kind != "sheet":
+        print_tables(results, console)
+    elif results:
+        print_table(accuracy_table(sides_of({stored.path.name: stored})), console)
+    for made in (changes_table(results), versions_table(about), data_table(results)) if results else ():
+        if made is not None:
+            print_table(made, console)
+    for entry in stored.entries:
+        if entry.problem:
+            print_line(console, f"{entry.label or stored.path}: {entry.problem}")
+        elif entry.result is None:
+            print_line(console, f"{entry.label}: no trials yet")
+
+
+@runs_app.command("compare")
+def compare_runs(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Runs; the others are compared with the first.", show_default=False),
+    ],
+) -> None:
+    """Compare runs: settings that differ, accuracies side by side, and paired differences to the first run.
+
+    Example: engram runs compare runs/paper runs/steady
+    """
+    from rich.console import Console
+
+    from engram.cli.display import print_line, print_table
+    from engram.report.compare import accuracy_table, differences_table, settings_table, sides_of
+    from engram.runs.store.stored import open_stored
+
+    if len(set(runs)) < 2:
+        raise InputError(f"compare needs two runs or more, not only {' '.join(runs)}")
+    opened, console = {name: open_stored(_path_of(name)) for name in runs}, Console()
+    sides = sides_of(opened)
+    for made in (settings_table(sides), accuracy_table(sides), differences_table(sides)):
+        print_table(made, console)
+    for name, stored in opened.items():
+        for entry in stored.entries:
+            if entry.problem:
+                print_line(console, f"{entry.label} of {name} is left out: {entry.problem}")
+
+
+@runs_app.command("export")
+def export_runs(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .csv or a .parquet file.", show_default=False)],
+    folder: Folder = RUNS,
+    method: Method = None,
+    benchmark: Benchmark = None,
+    dataset: DatasetName = None,
+    state: State = None,
+    where: Where = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="A row for each entry of the accuracy matrices.")] = False,
+) -> None:
+    """Write one flat table for other programs: a row per trial, with all settings as columns.
+
+    Example: engram runs export runs --out runs.csv
+    """
+    from engram.report.layout import count
+    from engram.runs.store.export import export
+    from engram.runs.store.query import parse_conditions, select
+
+    given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
+    conditions = parse_conditions(given, where or ())
+    index = _open_index(folder)
+    with _bar("exporting runs") as report:
+        written, without = export(index, select(index, conditions), out, matrix=matrix, report=report)
+    left_out = f"; {without} without results left out" if without else ""
+    print(f"{count(written, 'row')} in {out}{left_out}")
+
+
+def _path_of(run: str) -> Path:
+    """The path of a run that was given as a path or as a name in the folder of runs."""
+    for path in (Path(run), RUNS / run):
+        if path.exists():
+            return path
+    parent = Path(run).parent if Path(run).parent.is_dir() and Path(run).parent != Path() else RUNS
+    names = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(Path(run).name, names, n=1)
+    raise InputError(f"there is no run {run}" + (f" (did you mean {parent / near[0]}?)" if near else ""))
+
+
+def _open_index(folder: Path) -> Index:
+    from engram.runs.store.index import Index
+
+    with _bar("reading runs") as report:
+        index = Index(folder, report)
+    if index.closed:
+        more = f" (and {len(index.closed) - 1} more)" if len(index.closed) > 1 else ""
+        print(f"engram: cannot read {folder / index.closed[0]}{more}", file=sys.stderr)
+    return index
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Report]:
+    """A progress bar on the terminal, if there are many runs."""
+    with ExitStack() as shown:
+        update: Report | None = None
+
+        def report(done: int, total: int) -> None:
+            nonlocal update
+            if total >= MANY:
+                update = update or shown.enter_context(_drawn_bar(what))
+                update(done, total)
+
+        yield report
+
+
+@contextmanager
+def _drawn_bar(what: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from engram.cli.display import columns
+
+    console = Console(stderr=True)
+    with Progress(*columns(what), console=console, transient=True, disable=not console.is_terminal) as drawn:
+        task = drawn.add_task("")
+        yield lambda done, total: drawn.update(task, completed=done, total=total)
+
+
+def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], folder: Path) -> Table:
+    from engram.report.layout import Table, count, number
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else number(100 * value, 2)
+
+    shown = [
+        (
+            printable(row["run"]),
+            (row["label"] if row["kind"] == "sheet" else row["method"]) or "–",
+            row["benchmark"] or "–",
+            row["dataset"] or "–",
+            _or_dash(row["tasks"]),
+            _trials(row),
+            row["state"],
+            *(_or_dash(row[name]) for name in settings),
+            percent(row["accuracy"]),
+            percent(row["sem"]),
+            "–" if row["bwt"] is None else number(row["bwt"], 3),
+            _when(row["started"]),
+        )
+        for row in rows
+    ]
+    columns = ("run", "method", "benchmark", "dataset", "tasks", "trials", "state", *settings)
+    title = f"{count(len(rows), 'method')} of {count(len({row['run'] for row in rows}), 'run')} in {folder}"
+    return Table(title, (*columns, "ACC %", "± SEM", "BWT", "started"), shown)
+
+
+def _trials(row: dict[str, Any]) -> str:
+    """How many trials are finished, of how many."""
+    if row["trials"] is None:
+        return "–"
+    return str(row["trials"]) if row["done"] == row["trials"] else f"{row['done']}/{row['trials']}"
+
+
+def _or_dash(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+@cache
+def _when(started: str | None) -> str:
+    return "–" if started is None else f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"

@@ -1,31 +1,37 @@
-"""`engram sweep`: many settings of some methods on one benchmark, and which of them is the best."""
+"""`engram sweep`: try many settings of some methods on one benchmark, and print the best."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from engram.cli.data import DataFolder
-from engram.cli.display import Bars, print_table, say
-from engram.cli.interruption import interruptible
-from engram.cli.run import Address, Device, EngineName, Precision, StackSize, configs_of, load_or_fetch
+from engram.cli.data import DataFolder, load_or_fetch
+from engram.cli.run import (
+    Address,
+    DatasetName,
+    Device,
+    EngineName,
+    Epochs,
+    Precision,
+    Settings,
+    StackSize,
+    Steady,
+    Tasks,
+    command_line,
+    configs_of,
+    given_changes,
+)
 from engram.common.errors import InputError
-from engram.common.files import write_atomically
 from engram.config.presets import CHOOSING, preset
-from engram.config.settings import BENCHMARKS, METHODS, Config, parse_setting
-from engram.data.samples import Dataset
-from engram.engine import start_engine
-from engram.report.figures.drawing import save_drawings
-from engram.report.figures.sweep import draw_sweep
-from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
-from engram.runs.experiment import Setting
-from engram.runs.start import check_options
-from engram.runs.sweep.run import Plan, Tried, best_of, run_sweep
-from engram.runs.sweep.space import parse_axis
+from engram.config.settings import BENCHMARKS, METHODS, Config
+
+if TYPE_CHECKING:
+    from engram.data.samples import Dataset
+    from engram.runs.sweep.run import Plan, Tried
 
 POINTS = 30
 
@@ -36,32 +42,28 @@ def sweep(
     methods: Annotated[str, typer.Option(help=f"Comma-separated, or 'all': {', '.join(METHODS)}.", show_default=False)],
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=A,B,…", help="A setting's values; may be repeated: every combination is tried."),
+        typer.Option(metavar="NAME=A,B,…", help="Values of a setting; may be repeated: every combination is tried."),
     ] = None,
     search: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=A..B[:log]",
-            help="A range in which Optuna seeks, or values; may be repeated.",
+            help="A range, or values, that Optuna searches; may be repeated.",
             show_default=False,
         ),
     ] = None,
     points: Annotated[
-        int | None, typer.Option(metavar="N", help="How many points are sought.", show_default=str(POINTS))
+        int | None, typer.Option(metavar="N", help="Number of points to search.", show_default=str(POINTS))
     ] = None,
-    trials: Annotated[int, typer.Option(help="Of the points that are not given up.")] = 10,
+    trials: Annotated[int, typer.Option(help="Trials of the points that are not pruned.")] = 10,
     prune: Annotated[
-        bool, typer.Option(help="Give up the worse two thirds after a ninth, and after a third, of the trials.")
+        bool, typer.Option(help="Drop the worse two thirds of the points after 1/9 and after 1/3 of the trials.")
     ] = True,
-    epochs: Annotated[int | None, typer.Option(help="Passes over each task.", show_default="the paper's")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks.", show_default="the paper's")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="mnist, mnist-small, fashion-mnist or notmnist.", show_default="the paper's")
-    ] = None,
-    steady: Annotated[bool, typer.Option("--steady", help="DHP with the steady trace.")] = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-    ] = None,
+    epochs: Epochs = None,
+    tasks: Tasks = None,
+    dataset: DatasetName = None,
+    steady: Steady = False,
+    settings: Settings = None,
     data: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "tf32",
@@ -72,27 +74,50 @@ def sweep(
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="sweeps/BENCHMARK")
     ] = None,
 ) -> None:
-    """Try many settings, give up what is clearly worse, and print the best with its error bars.
+    """Try many settings, drop those that are clearly worse, and print the best with error bars.
 
-    Settings are chosen on held-out training samples, with a seed that no result is made with. The same command goes on
-    with a sweep that was stopped.
+    Settings are chosen on held-out training samples, with a seed that no result uses. The same command resumes a sweep
+    that was stopped.
 
     Example: engram sweep split-mnist --methods si,dhp+si --grid strength=0.1,1,10 --dataset mnist-small --trials 3
     """
-    console = Console()
-    given = {"epochs": epochs, "num_tasks": tasks, "dataset": dataset}
-    changes: dict[str, Any] = {**CHOOSING, "trials": trials}
-    changes |= {name: value for name, value in given.items() if value is not None}
-    for text in settings or []:
-        changes |= parse_setting(text)
-    plan = _plan(configs_of(benchmark, methods, changes, steady), grid or [], search or [], points, prune)
+    changes = CHOOSING | given_changes(settings, trials=trials, epochs=epochs, num_tasks=tasks, dataset=dataset)
+    bases = configs_of(benchmark, methods, changes, steady)
+    plan = _plan(bases, grid or [], search or [], points, prune)
     folder = out or Path("sweeps") / benchmark
-    command = shlex.join(["engram", *context.find_root().obj])
-    with (
-        start_engine(engine, address) as started,
-        interruptible(lambda: f"`{command}` goes on", console) as interruption,
-    ):
-        setting = Setting(device, precision, stack, engine=started, stop_asked=interruption.asked)
+    _run(plan, folder, data, (device, precision, stack), (engine, address), command_line(context))
+
+
+def _plan(bases: list[Config], grid: list[str], search: list[str], points: int | None, prune: bool) -> Plan:
+    from engram.runs.sweep.run import Plan
+    from engram.runs.sweep.space import parse_axis
+
+    if grid and search:
+        raise InputError("--grid and --search cannot be given together")
+    if points is not None and not search:
+        raise InputError("--points applies only to --search")
+    axes = [parse_axis(text) for text in search or grid]
+    return Plan(bases, axes, (POINTS if points is None else points) if search else None, prune)
+
+
+def _run(
+    plan: Plan,
+    folder: Path,
+    data: str | None,
+    how: tuple[str, str, int | None],
+    engine: tuple[str, str | None],
+    command: str,
+) -> None:
+    from engram.cli.display import Bars
+    from engram.cli.interruption import interruptible
+    from engram.engine import start_engine
+    from engram.runs.experiment import Setting
+    from engram.runs.start import check_options
+    from engram.runs.sweep.run import run_sweep
+
+    console = Console()
+    with start_engine(*engine) as started, interruptible(lambda: f"`{command}` resumes it", console) as interruption:
+        setting = Setting(*how, engine=started, stop_asked=interruption.asked)
         check_options(list(plan.bases), setting)  # before anything is made or fetched
         with interruption.at_once():
             datasets = load_or_fetch(plan.bases[0], data, console)
@@ -100,23 +125,21 @@ def sweep(
         def load(config: Config) -> list[Dataset]:
             return datasets
 
-        with Bars(console) as bars, bars.bar(f"sweep of {benchmark}") as show:
+        with Bars(console) as bars, bars.bar(f"sweep of {plan.bases[0].benchmark}") as show:
             tried = run_sweep(plan, folder, load, command=command, setting=setting, report=show)
     if not (folder / "sweep.json").exists():
-        raise InputError(f"{folder} was removed, so what the sweep found cannot be written there")
+        raise InputError(f"{folder} was removed, so the results of the sweep cannot be written there")
     _finish(plan, tried, folder, console)
 
 
-def _plan(bases: list[Config], grid: list[str], search: list[str], points: int | None, prune: bool) -> Plan:
-    if grid and search:
-        raise InputError("--grid tries every combination and --search seeks: a sweep does one of them")
-    if points is not None and not search:
-        raise InputError("--points is how many points are sought, and goes with --search")
-    axes = [parse_axis(text) for text in search or grid]
-    return Plan(bases, axes, (POINTS if points is None else points) if search else None, prune)
-
-
 def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> None:
+    from engram.cli.display import print_line, print_table
+    from engram.common.files import write_atomically
+    from engram.report.figures.drawing import save_drawings
+    from engram.report.figures.sweep import draw_sweep
+    from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
+    from engram.runs.sweep.run import best_of
+
     write_atomically(folder / "points.csv", points_csv(tried))
     of_method = {base.method: [each for each in tried if each.config.method == base.method] for base in plan.bases}
     best = {method: best_of(own) for method, own in of_method.items()}
@@ -126,5 +149,6 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
         path = folder / f"best-{method}.toml"
         config = to_run(best[method], preset(plan.bases[0].benchmark, method))
         write_atomically(path, config.to_toml())
-        say(console, f"`engram run {shlex.quote(str(path))}` runs the best {on_what(best[method].config, config)}.")
-    say(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")
+        line = f"`engram run {shlex.quote(str(path))}` runs the best {on_what(best[method].config, config)}."
+        print_line(console, line)
+    print_line(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")
