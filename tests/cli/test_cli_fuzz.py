@@ -14,11 +14,11 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engram.cli import reproduce as cli_reproduce
-from engram.cli import sweep as cli_sweep
 from engram.cli.main import app, main
 from engram.data import download
+from engram.runs import parts
 from engram.runs import start as runs
+from engram.runs.sweep import run as sweeps
 
 NASTY = (
     *("", " ", "-", "--", "0", "1", "-1", "2", "1.5", "nan", "inf", "-inf", "1e400", "9" * 30, "9" * 5000, "0x10"),
@@ -106,8 +106,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delenv("ENGRAM_DATA", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         patch.setattr(runs, "run_on", reached)
-        patch.setattr(cli_reproduce, "run_part", reached)
-        patch.setattr(cli_sweep, "run_sweep", reached)
+        patch.setattr(parts, "run_part", reached)
+        patch.setattr(sweeps, "run_sweep", reached)
         patch.setattr(pooch, "retrieve", offline)
         patch.setattr(download.time, "sleep", lambda seconds: None)
         yield

@@ -122,7 +122,7 @@ def test_a_run_on_ray_leaves_the_same_files(
     def reuse(name: str, address: str | None = None) -> Any:
         return _open(cluster if name == "ray" else InProcess())
 
-    monkeypatch.setattr("engram.cli.run.start_engine", reuse)
+    monkeypatch.setattr("engram.engine.start_engine", reuse)
     files = {}
     for engine in ("in-process", "ray"):
         folder = tmp_path / engine

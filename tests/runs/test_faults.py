@@ -264,8 +264,8 @@ def test_once_is_to_stop_and_keep(
     _, err = running.communicate(timeout=30)
     first, last = err.splitlines()
     assert running.returncode == code
-    assert first == ("engram: stopping: the steps that are being taken are ended and kept; Ctrl-C again stops at once")
-    assert last == f"engram: stopped; `engram run --resume {folder}` goes on"
+    assert first == ("engram: stopping: finishing and saving the current steps; press Ctrl-C again to stop at once")
+    assert last == f"engram: stopped; `engram run --resume {folder}` resumes it"
     assert CheckpointFolder(folder).kept_any
     assert command("run", "--resume", folder) is None
     captured = capsys.readouterr()
@@ -290,7 +290,7 @@ def test_twice_is_to_stop_at_once(tmp_path: Path) -> None:
     _, err = running.communicate(timeout=30)
     assert time.monotonic() - began < 3
     assert running.returncode == 130
-    assert err == f"engram: stopped; `engram run --resume {folder}` goes on\n"
+    assert err == f"engram: stopped; `engram run --resume {folder}` resumes it\n"
 
 
 @pytest.mark.slow

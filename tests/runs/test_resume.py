@@ -539,7 +539,7 @@ def test_the_command_goes_on_where_it_was_interrupted(
             with pytest.raises(SystemExit) as ended:
                 main([*command, "--out", str(folder)])
         assert ended.value.code == (130 if folder.name == "stopped" else None)
-    assert capsys.readouterr().err == f"engram: stopped; `engram run --resume {folders[1]}` goes on\n"
+    assert capsys.readouterr().err == f"engram: stopped; `engram run --resume {folders[1]}` resumes it\n"
     with pytest.raises(SystemExit) as ended:
         main(["run", "--resume", str(folders[1])])
     assert ended.value.code is None

@@ -59,8 +59,8 @@ def reproduce(
     from engram.cli.display import Bars, print_line
     from engram.cli.interruption import interruptible
     from engram.engine import start_engine
-    from engram.reproduction.write import write_report
     from engram.reproduction.plan import plan
+    from engram.reproduction.write import write_report
     from engram.runs.experiment import Setting
     from engram.runs.parts import groups_of, run_part
     from engram.runs.start import check_options

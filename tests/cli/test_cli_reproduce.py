@@ -1,0 +1,170 @@
+"""`engram reproduce`: what it runs, prints and writes, and how it is resumed."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from command import Command
+
+from builders import files_in
+from engram.config.settings import PAPER_METHODS
+from engram.engine import InProcess
+from engram.engine.in_process import ReportOfStack, Stack
+from engram.engine.progress import StopAsked
+from engram.engine.stacks import Builder
+from engram.reproduction import plan as planning
+from engram.runs.sheets import read_sheet
+
+REPRODUCE = ("reproduce", "--quick", "--device", "cpu")
+TABLE = (*REPRODUCE, "--benchmark", "split-mnist", "--part", "table")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick reproduction that is quicker still."""
+    for benchmark, settings in planning.QUICK.items():
+        less = {"max_samples": 40, "hidden": [4], "num_tasks": 2, "batch_size": 20}
+        monkeypatch.setitem(planning.QUICK, benchmark, settings | less)
+    monkeypatch.setattr(planning, "QUICK_TRIALS", 1)
+
+
+@pytest.fixture
+def pageless(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders of which a page would have been written, which takes longer than all else."""
+    asked: list[Path] = []
+    monkeypatch.setattr("engram.reproduction.write.write_report", lambda folder: asked.append(folder) or "a page")
+    return asked
+
+
+def test_quick_reproduction_writes_results_and_a_page(engram: Command, out: Path, tiny: None) -> None:
+    outcome = engram(*TABLE, "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert re.fullmatch(r"split-mnist: table, 8 models in \d+ s", lines[0])
+    assert lines[1] == f"Results are in {out}; the page about them is {out / 'report.html'}"
+    assert len(lines) == 2
+    assert sorted(files_in(out)) == ["report.html", "split-mnist/table.json"]
+    assert "quick" in (out / "report.html").read_text(encoding="utf-8")
+    sheet = read_sheet(out / "split-mnist" / "table.json")
+    assert sheet.quick
+    assert sheet.about["command"] == f"engram {' '.join(TABLE)} --out {out}"
+    assert list(sheet.entries) == list(PAPER_METHODS)
+
+
+def test_reproduction_runs_nothing_twice_and_mixes_nothing(
+    engram: Command, out: Path, tiny: None, pageless: list[Path]
+) -> None:
+    assert engram(*TABLE, "--out", out).code == 0
+    before = files_in(out)
+    again = engram(*TABLE, "--out", out)
+    assert again.out.splitlines()[0] == "split-mnist: table, was finished already"
+    more = engram(*TABLE, "--part", "variant", "--out", out)
+    first, second, _ = more.out.splitlines()
+    assert first == "split-mnist: table, was finished already"
+    assert second.startswith("split-mnist: variant, 4 models in ")
+    assert files_in(out)["split-mnist/table.json"] == before["split-mnist/table.json"]
+    whole = [argument for argument in TABLE if argument != "--quick"]
+    assert "there is a quick reproduction in this folder already" in engram.refusal(*whole, "--out", out)
+    assert pageless == [out] * 3
+
+
+class Threads(InProcess):
+    """An engine that has room for several stacks, as a cluster does; but this process trains one at a time."""
+
+    at_once = 3
+    turn = threading.Lock()
+    at_work: ClassVar[set[str]] = set()  # by name
+
+    def train(self, stacks: Sequence[Stack], report: ReportOfStack, stop_asked: StopAsked) -> None:
+        self.at_work.add(threading.current_thread().name)
+        for stack in stacks:
+            with self.turn:
+                super().train([stack], report, stop_asked)
+
+    def limit(self, builder: Builder) -> int | None:
+        with self.turn:
+            return super().limit(builder)
+
+
+def test_parts_that_run_at_the_same_time_give_the_same_results(
+    engram: Command, tmp_path: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = (*TABLE, "--part", "sensitivity", "--part", "strengths")
+    assert engram(*parts, "--out", tmp_path / "one").code == 0
+    monkeypatch.setattr("engram.engine.start_engine", lambda name, address: nullcontext(Threads()))
+    outcome = engram(*parts, "--out", tmp_path / "other")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert len(outcome.out.splitlines()) == 4
+    assert len(Threads.at_work) > 1
+    for name in ("table", "sensitivity", "strengths"):
+        one, other = (read_sheet(tmp_path / folder / "split-mnist" / f"{name}.json") for folder in ("one", "other"))
+        assert list(one.entries) == list(other.entries)
+        for label, result in one.entries.items():
+            assert np.array_equal(result.accuracy, other.entries[label].accuracy, equal_nan=True)
+
+
+def test_quick_reproduction_has_its_own_default_folder(engram: Command, tiny: None, pageless: list[Path]) -> None:
+    assert engram(*TABLE).code == 0
+    assert pageless == [Path("reproduction-quick")]
+    assert Path("reproduction-quick/split-mnist/table.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--benchmark", "splitmnist"], "there is no benchmark 'splitmnist' (did you mean split-mnist?), only"),
+        (["--part", "tabel"], "there is no part 'tabel' (did you mean table?), only table, variant, sensitivity"),
+        (["--benchmark", "vision-mixture", "--part", "study"], "there is no study of vision-mixture"),
+        (["--device", "abacus"], "there is no device 'abacus' here"),
+        (["--precision", "float8"], "there is no precision 'float8'"),
+        (["--stack", "0"], "a stack has at least one model, not 0"),
+        (["split-mnist"], "unexpected extra argument"),
+    ],
+)
+def test_reproduce_refuses_bad_arguments(engram: Command, out: Path, arguments: list[str], words: str) -> None:
+    assert words in engram.refusal("reproduce", "--quick", "--out", out, *arguments)
+    assert not out.exists()
+
+
+def test_benchmark_without_data_is_left_out_unless_asked_for(
+    engram: Command, out: Path, data: Path, tiny: None, pageless: list[Path]
+) -> None:
+    everything = (*REPRODUCE, "--part", "table", "--data", data, "--out", out)
+    outcome = engram(*everything)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    left_out = [line for line in lines if line.startswith("vision-mixture is left out: ")]
+    assert len(left_out) == 1
+    assert "notmnist" in left_out[0]
+    assert sum(": table, 8 models in " in line for line in lines) == 3
+    assert not (out / "vision-mixture").exists()
+    assert "notmnist" in engram.refusal(*everything, "--benchmark", "vision-mixture")
+    assert not (out / "vision-mixture").exists()
+
+
+def test_stopped_reproduction_says_how_to_resume(
+    engram: Command, out: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engram.runs.parts.run_part", stop)
+        outcome = engram(*TABLE, "--out", out)
+    assert outcome.code == 130
+    assert outcome.err == f"engram: stopped; `engram {' '.join(TABLE)} --out {out}` resumes it\n"
+    assert engram(*TABLE, "--out", out).code == 0
+    assert sorted(files_in(out)) == ["split-mnist/table.json"]
+
+
+def test_reproduction_into_a_file_is_refused(engram: Command, tmp_path: Path, tiny: None) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert str(tmp_path / "file") in engram.refusal(*TABLE, "--out", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
