@@ -63,8 +63,8 @@ def reproduce(
     from engram.reproduction.write import write_report
     from engram.runs.experiment import Setting
     from engram.runs.parts import groups_of, run_part
-    from engram.runs.start import check_options
     from engram.runs.sheets import sheet_path
+    from engram.runs.start import check_options
 
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
