@@ -10,6 +10,7 @@ from hypothesis import settings
 
 # On a server the examples are the same each time: a change is not to fail for what an earlier one did.
 settings.register_profile("server", derandomize=True, deadline=None)
+settings.register_profile("long", max_examples=10_000, deadline=None)  # pytest --hypothesis-profile=long
 if os.environ.get("CI"):
     settings.load_profile("server")
 

@@ -1,0 +1,180 @@
+"""Damaged files of a run are refused in one sentence or read right; a damaged entry costs only its own label."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from builders import assert_one_sentence, files_in, refusal
+from damage import damaged_csv, damaged_json, fuzz, read_or_refuse
+from engram.common import files
+from engram.common.files import parse_json, read_json
+from engram.runs import format as run_format
+from engram.runs.format import read_description
+from engram.runs.run import Run, open_runs, read_run
+
+ROOT = Path(__file__).parents[2]
+DAMAGED = {"run.json": damaged_json, "results.json": damaged_json, "dynamics.csv": damaged_csv}
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run, from the published ones: two labels, two trials, some of the dynamics."""
+    source = ROOT / "results" / "split-mnist" / "table"
+    folder = tmp_path_factory.mktemp("valid")
+    about = json.loads((source / "run.json").read_text())
+    about["configs"] = {label: about["configs"][label] for label in ("si", "dhp+si")}
+    about["common"]["trials"] = 2
+    (folder / "run.json").write_text(json.dumps(about))
+    results = json.loads((source / "results.json").read_text())
+    kept = [entry for entry in results["results"] if entry["label"] in about["configs"]]
+    for entry in kept:
+        entry.update({name: entry[name][:2] for name in ("trials", "accuracy", "untrained")}, diverged=[])
+    (folder / "results.json").write_text(json.dumps(results | {"results": kept}))
+    rows = (source / "dynamics.csv").read_text().splitlines()
+    short = [row for row in rows[1:] if row.startswith(("si,", "dhp+si,"))][::40]
+    (folder / "dynamics.csv").write_text("\n".join([rows[0], *short]) + "\n")
+    return folder
+
+
+def check(run: Run) -> None:
+    """Its results are complete; what could not be read is named in a sentence."""
+    assert set(run.results) | set(run.problems) <= set(run.configs)
+    for sentence in run.problems.values():
+        assert_one_sentence(sentence)
+    for label, result in run.results.items():
+        tasks = run.configs[label].num_tasks
+        assert result.accuracy.shape == (len(result.trials), tasks, tasks)
+        assert result.untrained.shape == (len(result.trials), tasks)
+        for measured in (result.accuracy, result.untrained):
+            assert ((measured >= 0) & (measured <= 1) | np.isnan(measured)).all()
+
+
+def test_valid_run_is_read(valid: Path) -> None:
+    run = read_run(valid)
+    check(run)
+    assert list(run.results) == ["si", "dhp+si"]
+    assert not run.problems
+    assert run.results["dhp+si"].dynamics
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@fuzz
+@given(data=st.data())
+def test_damaged_run(valid: Path, name: str, data: st.DataObject) -> None:
+    content = data.draw(DAMAGED[name]((valid / name).read_bytes()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        shutil.copytree(valid, path)
+        (path / name).write_bytes(content)
+        for run in (read_or_refuse(lambda: open_runs(path)) or {}).values():
+            check(run)
+
+
+@fuzz
+@given(data=st.data())
+def test_damaged_sweep(valid: Path, data: st.DataObject) -> None:
+    """A sweep is a folder of runs with a description of its own."""
+    content = data.draw(damaged_json(json.dumps({"format": run_format.FORMAT, "command": "engram sweep"}).encode()))
+    about = data.draw(damaged_json((valid / "run.json").read_bytes()))
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(valid, Path(folder) / "runs" / "0-1")
+        (Path(folder) / "sweep.json").write_bytes(content)
+        (Path(folder) / "runs" / "0-1" / "run.json").write_bytes(about)
+        run = read_or_refuse(lambda: read_run(folder))
+    if run is not None:
+        check(run)
+
+
+# --- found by earlier searches
+
+
+def test_json_is_bounded_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_JSON_ITEMS", 100)
+    assert parse_json("[" + "[]," * 98 + "[]]") == [[]] * 99
+    for text in ("[" + "[]," * 100 + "[]]", "[" + "{}," * 100 + "{}]", "[" + '"ab",' * 100 + '"ab"]'):
+        assert "more than 100" in refusal(parse_json, text)
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate(files.MAX_JSON_BYTES + 1)
+    assert "larger than" in refusal(read_json, path)
+
+
+def test_dynamics_are_bounded_before_they_are_parsed(
+    valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shutil.copytree(valid, tmp_path / "run")
+    monkeypatch.setattr(run_format, "MAX_CSV_ROWS", 1000)
+    with (path / "dynamics.csv").open("a") as file:
+        file.write("\n" * 1001)
+    assert "more than 1000 rows" in read_run(path).problems["si"]
+    monkeypatch.setattr(run_format, "MAX_CSV_BYTES", 1000)
+    assert "larger than 1000 bytes" in read_run(path).problems["si"]
+
+
+def changed(valid: Path, folder: Path, name: str, change: Callable[[Any], object]) -> Path:
+    """A copy of the run with one of its JSON files changed."""
+    path = shutil.copytree(valid, folder / "run")
+    content = json.loads((path / name).read_text())
+    change(content)
+    (path / name).write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda e: e["accuracy"][0][0].__setitem__(0, 7.5), "[0, 1]"),
+        (lambda e: e["accuracy"][0][0].__setitem__(0, 10**400), "damaged"),
+        (lambda e: e["accuracy"][0].__setitem__(0, [0]), "damaged"),
+        (lambda e: e["untrained"][0].__setitem__(0, -1), "[0, 1]"),
+        (lambda e: e.update(trials=[0, 0]), "twice"),
+        (lambda e: e.update(trials=[0, 99]), "from 0 to 1"),
+        (lambda e: e.update(diverged=[{"trial": "0", "task": 0, "step": 0}]), "diverge"),
+        (lambda e: e.update(diverged=[{"trial": 0, "task": 0, "x" * 5000: 0}]), "diverge"),
+    ],
+)
+def test_impossible_results_cost_only_their_label(
+    valid: Path, tmp_path: Path, change: Callable[[Any], object], words: str
+) -> None:
+    run = read_run(changed(valid, tmp_path, "results.json", lambda content: change(content["results"][0])))
+    assert words in run.problems["si"]
+    assert_one_sentence(run.problems["si"])
+    assert list(run.results) == ["dhp+si"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(configs={}),
+        lambda c: c.update(configs=["si"]),
+        lambda c: c["configs"].update({"\x1b[2J": c["configs"]["si"]}),
+        lambda c: c["configs"]["si"].update(method="../si"),
+        lambda c: c["data"][0].update(train="60"),
+        lambda c: c["data"][0].update(name="\x1b[2J"),
+        lambda c: c.update(format=99),
+        lambda c: c.update(format="2"),
+    ],
+)
+def test_impossible_descriptions_are_refused(valid: Path, tmp_path: Path, change: Callable[[Any], object]) -> None:
+    path = changed(valid, tmp_path, "run.json", change)
+    before = files_in(path)
+    refusal(read_run, path)
+    refusal(read_description, path)
+    assert files_in(path) == before
+
+
+def test_huge_cell_is_a_problem(valid: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(valid, tmp_path / "run")
+    with (path / "dynamics.csv").open("a") as file:
+        file.write("si,0,0,0,0," + "1" * 200_000 + ",1,1,1\n")
+    assert "field" in read_run(path).problems["si"]
