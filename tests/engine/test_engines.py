@@ -1,4 +1,4 @@
-"""Engines: the same stacks give the same results wherever they are trained, and a worker may die."""
+"""Engines: the same stacks give the same outcomes wherever they are trained, and a worker may die."""
 
 from __future__ import annotations
 
@@ -7,61 +7,75 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from builders import assert_results_equal, small_digits
-from engram import InputError, Progress, preset, run_many
+from builders import files_in, small_digits
+from engram import InputError, preset
 from engram.cli.main import main
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.engine import Engine, InProcess, start_engine
-from engram.engine.build import Own
+from engram.engine.build import Custom
 from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.learner import Record, Outcome
-from engram.engine.letters import Letter, News, with_news
-from engram.engine.stacks import Share
-from engram.engine.unit import Source, Told, Unit, find_limit
-from engram.runs.experiment import Setting, run_on
+from engram.engine.learner import Outcome
+from engram.engine.progress import Outcomes, Progress
+from engram.engine.ray import SECONDS_BETWEEN_MESSAGES, _Sender
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import Source
+from engram.engine.training import train
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 20}
+CPU = Runtime("cpu")
 
 
-def configs(*methods: str, **changes: object) -> list[Config]:
-    return [preset("permuted-mnist", method, **SMALL | changes) for method in methods or ("dhp+si", "finetune")]
+def configs(*methods: str, **changes: object) -> dict[str, Config]:
+    chosen = methods or ("dhp+si", "finetune")
+    return {method: preset("permuted-mnist", method, **SMALL | changes) for method in chosen}
+
+
+def digits() -> Source:
+    return Source((small_digits(400),))
+
+
+def assert_outcomes_equal(found: Outcomes, expected: Outcomes) -> None:
+    assert set(found) == set(expected)
+    for key, outcome in expected.items():
+        assert repr(found[key]) == repr(outcome)  # NaN is not equal to itself
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Engine]:
-    """A Ray cluster of this machine's own, for all tests of this file."""
+    """A Ray cluster of this machine, for all tests of this file."""
     pytest.importorskip("ray")
     with start_engine("ray") as engine:
         yield engine
 
 
-# --- the default
+# --- in process
 
 
-def test_the_default_engine_trains_stack_after_stack() -> None:
-    engine = InProcess()
+def test_default_engine_trains_one_stack_after_another_in_this_process() -> None:
+    engine = Runtime().engine
+    assert isinstance(engine, InProcess)
     assert engine.at_once == 1
-    assert engine.surroundings("cpu") == {"device": "cpu", "threads": torch.get_num_threads()}
-    few_samples = configs(max_samples=100)
-    assert_results_equal(run_many(few_samples, device="cpu", engine=engine), run_many(few_samples, device="cpu"))
+    assert engine.environment("cpu") == {"device": "cpu", "threads": torch.get_num_threads()}
 
 
-def test_an_engine_that_there_is_not_is_refused() -> None:
+def test_unknown_engine_is_refused() -> None:
     with pytest.raises(InputError, match="there is no engine 'rai'"), start_engine("rai"):
         pass
-    with pytest.raises(InputError, match="an address is that of a Ray cluster"), start_engine("in-process", "x:1"):
+    with pytest.raises(InputError, match="--address applies only to a Ray cluster"), start_engine("in-process", "x:1"):
         pass
 
 
-def test_without_ray_it_is_said_what_to_install(
+def test_missing_ray_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -72,55 +86,76 @@ def test_without_ray_it_is_said_what_to_install(
     assert not (tmp_path / "run").exists()
 
 
-# --- letters
+# --- messages of a worker
 
 
-def learned(num_tasks: int) -> Outcome:
-    rows = [[0.5 + task / 10] * (task + 1) for task in range(num_tasks)]
-    return Outcome([0.1, 0.1], rows, [Record(0, task, 0, 0, 1.0) for task in range(num_tasks)])
+class FakeChannel:
+    """Records the messages, each of which takes some time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_per_message: float = 0.0):
+        self.clock, self.seconds = 0.0, seconds_per_message
+        self.sent: list[Progress] = []
+        self.put = SimpleNamespace(remote=self._put)
+        self.stopping = False
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda answer: answer))
+        monkeypatch.setattr(time, "monotonic", lambda: self.clock)
+
+    def _put(self, number: int, attempt: int, progress: Progress) -> bool:
+        assert (number, attempt) == (3, 1)
+        self.sent.append(progress)
+        self.clock += self.seconds
+        return self.stopping
 
 
-def test_letters_hold_what_is_new_and_make_up_the_whole() -> None:
-    news, known = News(), {}
-    for num_tasks in (1, 1, 2, 4):
-        since, whole = news.sent, {(0, 0): learned(num_tasks), (1, 0): learned(num_tasks)}
-        told = Told(0.5, 0, news.of(whole))
-        assert len(told.outcomes[0, 0].rows) == num_tasks - since.get((0, 0), (0, 0))[0]
-        assert with_news(known, Letter(0, 0, told, since)) == whole
+def test_worker_sends_outcomes_only_after_a_task_and_notes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = FakeChannel(monkeypatch)
+    sender, outcomes = _Sender(3, 1, channel), {("si", 0): Outcome()}
+    sender.report(Progress(0.1, 0, configs(), outcomes))
+    sender.report(Progress(0.2, 0, configs(), outcomes))  # too soon
+    sender.report(Progress(0.2, 0, configs(), outcomes, note="a note"))
+    sender.report(Progress(0.3, 0, configs(), outcomes, task_ended=True))  # too soon
+    channel.clock = SECONDS_BETWEEN_MESSAGES
+    sender.report(Progress(0.4, 1, configs(), outcomes))
+    channel.clock *= 2
+    sender.report(Progress(0.5, 1, configs(), outcomes))
+    assert [(p.done, p.note, bool(p.outcomes)) for p in channel.sent] == [
+        (0.1, None, False),
+        (0.2, "a note", False),
+        (0.4, None, True),
+        (0.5, None, False),
+    ]
+    assert not any(progress.configs for progress in channel.sent)
 
 
-def test_a_letter_that_was_lost_shifts_nothing() -> None:
-    news, known = News(), {}
-    letters = []
-    for num_tasks in (1, 2, 3):
-        since = news.sent
-        letters.append(Letter(0, 0, Told(0.5, 0, news.of({(0, 0): learned(num_tasks)})), since))
-    for letter in (letters[0], letters[2]):
-        with_news(known, letter)
-    assert known == {(0, 0): learned(1)}, "as far as it is known for sure"
+def test_worker_spends_a_tenth_of_its_time_on_messages_however_large_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = FakeChannel(monkeypatch, seconds_per_message=2.0)
+    sender = _Sender(3, 1, channel)
+    for _ in range(1000):
+        channel.clock += 0.2
+        sender.report(Progress(0.5, 0, task_ended=True))
+    assert 8 <= len(channel.sent) <= 11, "200 s of work allow 20 s of messages"
 
 
-# --- how many models fit
-
-
-def test_settings_that_take_no_memory_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[Config]] = []
-    monkeypatch.setattr("engram.engine.unit.largest_stack", lambda configs, *given: asked.append(list(configs)) or 7)
-    many = [*configs("si", strength=1.0), *configs("si", strength=2.0), *configs("si", hidden=[9]), *configs("mas")]
-    unit = Unit(0, many, Share((0,), (0,)), Source(many[0], (small_digits(400),)), "cpu", "float32")
-    assert find_limit(unit) == 7
-    assert [(config.method, config.hidden) for config in asked[0]] == [("si", (8,)), ("si", (9,)), ("mas", (8,))]
+def test_worker_learns_from_the_answer_to_a_message_whether_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = FakeChannel(monkeypatch)
+    sender = _Sender(3, 1, channel)
+    sender.report(Progress(0, 0))
+    assert not sender.stopping
+    channel.stopping = True
+    channel.clock = 1.0
+    sender.report(Progress(0, 0))
+    assert sender.stopping
 
 
 # --- Ray
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_leaves_the_same_files(
+def test_run_on_ray_leaves_the_same_files(
     cluster: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def reuse(name: str, address: str | None = None) -> Any:
-        return _open(cluster if name == "ray" else InProcess())
+        return nullcontext(cluster if name == "ray" else InProcess())
 
     monkeypatch.setattr("engram.engine.start_engine", reuse)
     files = {}
@@ -131,25 +166,14 @@ def test_a_run_on_ray_leaves_the_same_files(
                   "--trials", "2", "--epochs", "1", "--set", "hidden=[8]", "--set", "max_samples=200", "--stack", "2",
                   "--engine", engine, "--out", str(folder)])  # fmt: skip
         assert ended.value.code is None
-        assert "dhp+mas, task 2/2: " in capsys.readouterr().out
-        assert json.loads((folder / "run.json").read_text())["engine"] == engine
+        printed = capsys.readouterr().out
+        assert "dhp+mas, task 1/2: " in printed
+        assert "dhp+mas, task 2/2: " in printed
+        assert engine in json.dumps(json.loads((folder / "run.json").read_text()))
         assert not (folder / "checkpoints").exists()
-        files[engine] = {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")}
-    assert len(files["ray"]) == 6
+        files[engine] = {n: content for n, content in files_in(folder).items() if n not in ("run.json", "log.txt")}
+    assert files["ray"]
     assert files["in-process"] == files["ray"]
-
-
-class _open:
-    """An engine that is already there, as a context."""
-
-    def __init__(self, engine: Engine):
-        self.engine = engine
-
-    def __enter__(self) -> Engine:
-        return self.engine
-
-    def __exit__(self, *raised: object) -> None:
-        pass
 
 
 def fragile(marker: Path, calls: int) -> Callable[[], nn.Module]:
@@ -172,54 +196,65 @@ def fragile(marker: Path, calls: int) -> Callable[[], nn.Module]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_replaced_and_goes_on_from_its_checkpoint(cluster: Engine, tmp_path: Path) -> None:
-    (config,) = configs("si", network="own", trials=1)
+def test_worker_that_dies_is_replaced_and_resumes_from_its_checkpoint(cluster: Engine, tmp_path: Path) -> None:
+    chosen = configs("si", network="own", trials=1)
     marker = tmp_path / "died"
     seen: list[Progress] = []
-    own = Own(fragile(marker, 50))  # in the second epoch
-    kept = CheckpointFolder(tmp_path / "run", seconds_between=0)
-    kept.run.mkdir()
-    (result,) = run_on(
-        [config], [small_digits(400)], Setting("cpu", own=own, checkpoints=kept, engine=cluster), seen.append
+    custom = Custom(fragile(marker, 50))  # in the second epoch
+    on_ray = train(
+        chosen,
+        digits(),
+        Runtime("cpu", engine=cluster),
+        custom=custom,
+        checkpoints=tmp_path / "checkpoints",
+        seconds_between=0,
+        report=seen.append,
     )
     assert marker.exists()
     notes = [progress.note for progress in seen if progress.note]
-    assert "a worker of stack 1 died: it is tried again (1 of 3)" in notes
-    assert any(note.startswith("goes on from task") for note in notes)
-    assert_results_equal([result], run_on([config], [small_digits(400)], Setting("cpu", own=own)))
+    assert "a worker of stack 1 died: retrying (1 of 3)" in notes
+    assert any(note.startswith("resumes at task") for note in notes)
+    assert [progress.task for progress in seen if progress.task_ended][:2] == [0, 1]
+    assert seen[-1].done == 1
+    assert_outcomes_equal(on_ray, train(chosen, digits(), CPU, custom=custom))
 
 
 @pytest.mark.slow
-def test_workers_that_always_die_are_given_up(cluster: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_again_and_again_end_the_run(cluster: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engram.engine.ray.RETRIES", 1)
-    (config,) = configs("finetune", network="own", trials=1)
-    here = os.getpid()
+    driver = os.getpid()
 
     def features() -> nn.Module:
-        if os.getpid() != here:
+        if os.getpid() != driver:
             os.kill(os.getpid(), 9)
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 8))
 
-    setting = Setting("cpu", max_stack=1, own=Own(features), engine=cluster)
     with pytest.raises(InputError, match="the workers of stack 1 died 2 times"):
-        run_on([config], [small_digits(400)], setting)
+        train(
+            configs("finetune", network="own", trials=1),
+            digits(),
+            Runtime("cpu", max_stack=1, engine=cluster),
+            custom=Custom(features),
+        )
 
 
 @pytest.mark.slow
-def test_what_a_worker_refuses_is_said_here(cluster: Engine) -> None:
+def test_what_a_worker_refuses_is_raised_by_the_driver(cluster: Engine, tmp_path: Path) -> None:
+    driver = os.getpid()
+
     def features() -> nn.Module:
-        return nn.Flatten(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 8)) if os.getpid() == driver else nn.Flatten(0)
 
     with pytest.raises(InputError, match="features must give one row a sample"):
-        run_on(configs("si", network="own"), [small_digits(400)], Setting("cpu", own=Own(features), engine=cluster))
+        train(configs("si", network="own"), digits(), Runtime("cpu", engine=cluster), custom=Custom(features))
     with pytest.raises(InputError, match="the Ray cluster has 0 GPUs, and a stack needs 1"):
-        cluster.surroundings("cuda")
+        cluster.environment("cuda")
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_that_was_stopped_goes_on_anywhere(cluster: Engine, tmp_path: Path) -> None:
+def test_run_stopped_on_ray_resumes_in_any_engine(cluster: Engine, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    here = os.getpid()
+    driver = os.getpid()
 
     class Slow(nn.Module):
         """Slow in a worker, so that there is time to stop it."""
@@ -229,20 +264,21 @@ def test_a_run_on_ray_that_was_stopped_goes_on_anywhere(cluster: Engine, tmp_pat
             self.linear = nn.Linear(784, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if os.getpid() != here:
+            if os.getpid() != driver:
                 time.sleep(0.02)
             return self.linear(x.flatten(1)).relu()
 
     def stop() -> bool:
-        """When all stacks that have room have learned a task."""
+        """When as many stacks as have room have ended a task."""
         return len(seen) > 0 and len(seen[-1].outcomes) >= min(2, cluster.at_once)
 
-    kept = CheckpointFolder(tmp_path, seconds_between=1000)
-    asked = configs(epochs=4, trials=1, network="own")
-    setting = Setting("cpu", max_stack=1, own=Own(Slow), checkpoints=kept, engine=cluster, stop_asked=stop)
+    chosen, custom, folder = configs(epochs=4, trials=1, network="own"), Custom(Slow), tmp_path / "checkpoints"
+    runtime = Runtime("cpu", max_stack=1, engine=cluster)
+    options = {"custom": custom, "checkpoints": folder, "seconds_between": 1000}
     with pytest.raises(Stopped):
-        run_on(asked, [small_digits(400)], setting, seen.append)
-    # of those at work each has kept where it stands, though the other ended first
-    assert all(kept.of_stack(number).path.exists() for number in range(min(2, cluster.at_once)))
-    resumed = run_on(asked, [small_digits(400)], Setting("cpu", own=Own(Slow), checkpoints=CheckpointFolder(tmp_path)))
-    assert_results_equal(resumed, run_on(asked, [small_digits(400)], Setting("cpu", own=Own(Slow))))
+        train(chosen, digits(), runtime, **options, report=seen.append, stop_asked=stop)
+    # each of those at work has saved its stack, though the other ended first
+    saved = CheckpointFolder(folder)
+    assert all(saved.of_stack(number).path.exists() for number in range(min(2, cluster.at_once)))
+    resumed = train(chosen, digits(), CPU, **options)
+    assert_outcomes_equal(resumed, train(chosen, digits(), CPU, custom=custom))

@@ -30,9 +30,7 @@ from engram.engine.stacks import Builder
 RETRIES = 3  # of a stack whose worker died
 SECONDS_BETWEEN_POLLS = 0.2  # of the driver
 SECONDS_BETWEEN_MESSAGES = 0.5  # of a worker
-MESSAGE_TIME = (
-    0.1  # the fraction of its time that a worker may spend on messages: outcomes of a thousand tasks are large
-)
+TIME_FOR_MESSAGES = 0.1  # the fraction of a worker's time: the outcomes of a thousand tasks are large
 SECONDS_FOR_ORPHANS = 60.0  # until the worker of a killed driver must have ended, before another takes its stack
 
 
@@ -156,28 +154,22 @@ class RayEngine:
 
 
 class _Channel:
-    """The actor between workers and driver: holds the newest progress of each stack, and whether to stop."""
+    """The actor between workers and driver: holds messages, and whether to stop."""
 
     def __init__(self) -> None:
-        self.messages: dict[tuple[int, int], list[Progress]] = {}
+        self.messages: list[tuple[int, int, Progress]] = []
         self.stopping = False
 
     def put(self, number: int, attempt: int, progress: Progress) -> bool:
-        """Leave a message of a stack; returns whether the stack is to stop. Only notes are held besides the newest."""
-        waiting = self.messages.setdefault((number, attempt), [])
-        waiting[:] = [earlier for earlier in waiting if earlier.note]
-        waiting.append(progress)
+        """Leave a message for the driver; returns whether to stop."""
+        self.messages.append((number, attempt, progress))
         return self.stopping
 
-    def take(self) -> dict[tuple[int, int], list[Progress]]:
-        messages, self.messages = self.messages, {}
+    def take(self, stop: bool) -> list[tuple[int, int, Progress]]:
+        """Take all messages; `stop` tells the workers to stop."""
+        self.stopping |= stop
+        messages, self.messages = self.messages, []
         return messages
-
-    def stop(self) -> None:
-        self.stopping = True
-
-    def is_stopping(self) -> bool:
-        return self.stopping
 
 
 class _Driver:
@@ -197,13 +189,10 @@ class _Driver:
         for stack in stacks:
             self._submit(stack)
         while self.pending:
-            if stop_asked():  # again and again: a restarted channel has forgotten it
-                ray.get(self.channel.stop.remote())
             ended, _ = ray.wait(list(self.pending), timeout=SECONDS_BETWEEN_POLLS)
-            for (number, attempt), messages in ray.get(self.channel.take.remote()).items():
+            for number, attempt, progress in ray.get(self.channel.take.remote(stop_asked())):
                 if attempt == self.deaths[number]:  # otherwise it is from a worker that is dead by now
-                    for progress in messages:
-                        self._report(number, progress)
+                    self._report(number, progress)
             for task in ended:
                 self._end(task)
         if self.stopped:
@@ -258,44 +247,41 @@ def _train(stack: Stack, attempt: int, threads: int, channel: Any, *datasets: Da
     torch.set_num_threads(threads)
     stack.builder.source = replace(stack.builder.source, datasets=datasets)
     sender = _Sender(stack.number, attempt, channel)
-    if sender.stop_asked():  # before it could start
+    sender.report(Progress(0, 0))
+    if sender.stopping:
         raise Stopped
     with _only_worker(stack):
-        return train_stack(stack, sender.report, sender.stop_asked)
+        return train_stack(stack, sender.report, lambda: sender.stopping)
 
 
 class _Sender:
-    """A worker's end of the channel. Messages are rare enough to take little time, however large outcomes become."""
+    """Sends a worker's progress to the driver, rarely enough to cost little time, however large outcomes become."""
 
     def __init__(self, number: int, attempt: int, channel: Any):
-        import ray
-
-        self.ray = ray
-        self.put = lambda progress: channel.put.remote(number, attempt, progress)
-        self.is_stopping = channel.is_stopping
-        self.stopping = False
+        self.number = number
+        self.attempt = attempt
+        self.channel = channel
+        self.stopping = False  # as of the last message
         self.next_message = 0.0
-        self.next_question = 0.0
         self.task_ended = False  # since the last message
 
     def report(self, progress: Progress) -> None:
-        self.task_ended |= progress.task_ended
-        began = time.monotonic()
-        if began < self.next_message and not progress.note:
-            return
-        with_outcomes = self.task_ended and began >= self.next_message
-        outcomes = progress.outcomes if with_outcomes else {}
-        self.ray.get(self.put(replace(progress, configs={}, outcomes=outcomes, task_ended=False)))
-        if with_outcomes:
-            self.task_ended = False
-        took = time.monotonic() - began
-        self.next_message = time.monotonic() + max(SECONDS_BETWEEN_MESSAGES, took / MESSAGE_TIME)
+        """Send progress if it is time, or if there is a note; outcomes only if a task ended since they were sent."""
+        import ray
 
-    def stop_asked(self) -> bool:
-        if time.monotonic() >= self.next_question:
-            self.next_question = time.monotonic() + SECONDS_BETWEEN_MESSAGES
-            self.stopping = self.ray.get(self.is_stopping.remote())
-        return self.stopping
+        began = time.monotonic()
+        due = began >= self.next_message
+        self.task_ended |= progress.task_ended
+        if not (due or progress.note):
+            return
+        outcomes = progress.outcomes if due and self.task_ended else {}
+        light = replace(progress, configs={}, outcomes=outcomes, task_ended=False)
+        answer = self.channel.put.remote(self.number, self.attempt, light)
+        if due:
+            self.task_ended = False
+            sent = time.monotonic()
+            self.next_message = sent + max(SECONDS_BETWEEN_MESSAGES, (sent - began) / TIME_FOR_MESSAGES)
+        self.stopping = ray.get(answer)
 
 
 @contextmanager

@@ -1,0 +1,256 @@
+"""`train`: the one function behind run, sweep and reproduce."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from builders import custom_stream, small_digits
+from engram import InputError, preset
+from engram.config.settings import Config
+from engram.engine import build, stacks
+from engram.engine.build import Custom
+from engram.engine.in_process import InProcess
+from engram.engine.progress import Progress
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import Source, digest, group_by_tasks
+from engram.engine.training import Training, train
+
+SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 1, "hidden": [8], "batch_size": 20}
+CPU = Runtime("cpu")
+
+
+def config(method: str = "dhp+si", benchmark: str = "permuted-mnist", **changes: object) -> Config:
+    return preset(benchmark, method, **SMALL | changes)
+
+
+def digits() -> Source:
+    return Source((small_digits(200, 50),))
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
+    """Counts the streams (by config and trial), models and penalties that are built."""
+    count: Counter[tuple[Any, ...]] = Counter()
+    originals: dict[str, Callable[..., Any]] = {
+        name: getattr(build, name) for name in ("_streams", "build_model", "build_penalty")
+    }
+
+    def counted_streams(config: Config, trials: Any, datasets: Any) -> Any:
+        count.update(("stream", config.seed, trial) for trial in trials)
+        return originals["_streams"](config, trials, datasets)
+
+    def counted_model(config: Config, trial: int, *given: Any) -> Any:
+        count["model", config.seed, config.method, trial] += 1
+        return originals["build_model"](config, trial, *given)
+
+    def counted_penalty(config: Config, trial: int, model: nn.Module) -> Any:
+        count["penalty", config.seed, config.method, trial] += 1
+        return originals["build_penalty"](config, trial, model)
+
+    monkeypatch.setattr(build, "_streams", counted_streams)
+    monkeypatch.setattr(build, "build_model", counted_model)
+    monkeypatch.setattr(stacks, "build_model", counted_model)
+    monkeypatch.setattr(build, "build_penalty", counted_penalty)
+    return count
+
+
+@pytest.mark.parametrize("max_stack", [None, 1, 2])
+def test_streams_models_and_penalties_are_built_once(
+    built: Counter[tuple[Any, ...]], tmp_path: Path, max_stack: int | None
+) -> None:
+    configs = {"a": config(), "b": config("finetune"), "c": config("ewc", strength=1.0), "d": config(seed=7)}
+    training = Training(configs, digits(), Runtime("cpu", max_stack=max_stack))
+    assert len(built) == 2 * 2 + 4, "checked before a folder is made: two streams for each seed, one model of each kind"
+    training.run(tmp_path / "checkpoints")
+    num_models = 4 * 2
+    assert len(built) == 2 * 2 + 2 * num_models
+    assert set(built.values()) == {1}
+
+
+def test_custom_modules_are_made_once_for_each_model() -> None:
+    made: list[nn.Module] = []
+
+    def features() -> nn.Module:
+        made.append(nn.Sequential(nn.Flatten(), nn.Linear(256, 8)))
+        return made[-1]
+
+    configs = {m: preset("own", m, network="own", trials=2, epochs=1, num_tasks=2) for m in ("dhp", "finetune")}
+    train(configs, Source(stream=custom_stream()), CPU, custom=Custom(features))
+    assert len(made) == 4
+
+
+def test_models_of_equal_size_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[list[Config]] = []
+
+    def largest_stack(configs: list[Config], *given: object) -> int:
+        measured.append(configs)
+        return 7
+
+    monkeypatch.setattr(stacks, "largest_stack", largest_stack)
+    configs = {
+        "one": config("si", strength=1.0),
+        "two": config("si", strength=2.0),
+        "wide": config("si", hidden=[9]),
+        "mas": config("mas"),
+    }
+    train(configs, digits(), CPU)
+    assert measured == [[configs["one"], configs["wide"], configs["mas"]]]
+
+
+def test_models_that_do_not_all_fit_are_not_kept_after_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def largest_stack(configs: list[Config], build: Callable[[int], object], device: object) -> int:
+        for i in range(len(configs)):
+            build(i)
+        return 1
+
+    monkeypatch.setattr(stacks, "largest_stack", largest_stack)
+    training = Training({"a": config(), "b": config("finetune")}, digits(), CPU)
+    (builder,) = training.builders
+    assert builder.limit() == 1
+    assert not builder._learners
+    assert not builder._models
+
+
+# --- configs that learn different tasks
+
+
+def test_configs_with_different_tasks_train_in_groups_with_the_outcomes_of_separate_runs() -> None:
+    configs = {
+        "plain": config(),
+        "other seed": config(seed=5),
+        "three tasks": config(num_tasks=3),
+        "same tasks": config("finetune"),
+        "later trials": config(first_trial=4, trials=1),
+    }
+    assert [list(group) for group in group_by_tasks(configs)] == [
+        ["plain", "same tasks"],
+        ["other seed"],
+        ["three tasks"],
+        ["later trials"],
+    ]
+    seen: list[Progress] = []
+    outcomes = train(configs, digits(), CPU, report=seen.append)
+    assert len(outcomes) == 4 * 2 + 1
+    for label, one in configs.items():
+        alone = train({label: one}, digits(), CPU)
+        assert alone.keys() == {key for key in outcomes if key[0] == label}
+        assert all(repr(outcomes[key]) == repr(outcome) for key, outcome in alone.items())
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == 1
+    assert {label for progress in seen for label in progress.configs} == set(configs)
+
+
+def test_resumed_groups_equal_uninterrupted_ones(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.done > 0.7:
+            raise Stop
+
+    configs = {"one": config(epochs=2), "two": config("ewc", strength=1.0, seed=3, epochs=2)}
+    straight = train(configs, digits(), CPU)
+    with pytest.raises(Stop):
+        train(configs, digits(), CPU, checkpoints=tmp_path / "checkpoints", seconds_between=0, report=stop)
+    seen: list[Progress] = []
+    resumed = train(configs, digits(), CPU, checkpoints=tmp_path / "checkpoints", report=seen.append)
+    assert repr(resumed) == repr(straight)
+    assert any((progress.note or "").startswith("resumes at task") for progress in seen)
+
+
+def test_shorter_mixture_uses_only_its_own_datasets() -> None:
+    """The number of outputs is that of the datasets of a config, not of all that were loaded."""
+    first, second = small_digits(40, 20), small_digits(40, 20, first=100)
+    short = preset("vision-mixture", "finetune", num_tasks=1, network="mlp", hidden=[8], trials=1, epochs=1)
+    both = Source((first, second))
+    (stream,) = both.streams(short, [0])
+    assert stream.num_classes == 10
+    (longer,) = both.streams(short.replace(num_tasks=2), [0])
+    assert longer.num_classes == 20
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(("name", "value"), [("benchmark", "split-mnist"), ("dataset", "notmnist")])
+def test_configs_of_different_benchmarks_are_refused(name: str, value: str) -> None:
+    with pytest.raises(InputError, match=f"must have one {name}, not "):
+        train({"a": config(), "b": config().replace(**{name: value})}, digits(), CPU)
+
+
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Config], Runtime, Custom, str]] = [
+        ({}, CPU, Custom(), "no config was given"),
+        ({"a": config()}, Runtime("cpu", precision="half"), Custom(), "there is no precision 'half'"),
+        ({"a": config()}, Runtime("cpu", max_stack=0), Custom(), "at least one model, not 0"),
+        ({"a": config()}, CPU, Custom(features=nn.Flatten), "features go with network="),
+        ({"a": config(network="own")}, CPU, Custom(), "features go with network="),
+        ({"a": config("si")}, CPU, Custom(penalty=lambda model: None), "a custom penalty goes with"),  # type: ignore[arg-type,return-value]
+        ({"a": config(network="cnn"), "b": config(hidden=[2**20, 2**20])}, CPU, Custom(), "more than"),
+    ]
+    for configs, runtime, custom, words in cases:
+        with pytest.raises(InputError, match=words):
+            train(configs, digits(), runtime, custom=custom, checkpoints=tmp_path / "checkpoints")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_share_a_tensor_are_refused() -> None:
+    shared = nn.Linear(784, 8)
+    with pytest.raises(InputError, match="two models share a tensor"):
+        train(
+            {"a": config("finetune", network="own")},
+            digits(),
+            CPU,
+            custom=Custom(features=lambda: nn.Sequential(nn.Flatten(), shared)),
+        )
+
+
+def test_digest_changes_with_any_label_or_setting() -> None:
+    configs = {"a": config(), "b": config("finetune")}
+    others = [
+        {"a": config(), "c": config("finetune")},
+        {"a": config(seed=1), "b": config("finetune")},
+        {"b": config("finetune"), "a": config()},
+    ]
+    assert digest(dict(configs)) == digest(configs)
+    assert len({digest(each) for each in (configs, *others)}) == 4
+
+
+# --- progress
+
+
+def test_progress_is_reported_several_times_an_epoch_and_after_each_task() -> None:
+    seen: list[Progress] = []
+    train({"mine": config(trials=1)}, digits(), CPU, report=seen.append)
+    assert [progress.task for progress in seen if progress.task_ended] == [0, 1]
+    for task in (0, 1):
+        assert sum(progress.task == task and not progress.task_ended for progress in seen) >= 2
+    done = [progress.done for progress in seen]
+    assert done == sorted(done)
+    assert done[-1] == 1
+    assert list(seen[-1].outcomes) == [("mine", 0)]
+    assert len(seen[-1].outcomes["mine", 0].rows) == 2
+
+
+def test_memory_of_the_device_is_freed_between_groups() -> None:
+    held: list[list[bool]] = []
+
+    class Watching(InProcess):
+        def train(self, given: Any, report: Any, stop_asked: Any) -> None:
+            def report_and_look(number: int, progress: Progress) -> None:
+                held.append([bool(stack.builder._streams_there) for stack in given])
+                report(number, progress)
+
+            super().train(given, report_and_look, stop_asked)
+
+    train({"a": config(), "b": config(seed=5)}, digits(), Runtime("cpu", engine=Watching()))
+    assert [True, False] in held
+    assert [False, True] in held
+    assert [True, True] not in held
