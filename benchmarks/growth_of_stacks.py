@@ -9,8 +9,8 @@ from growth import MB, Found, Peak, Setting, cells_of, columns_of, in_mb, ratio_
 from timing import Contestant, Take, measure
 from workloads import USUAL_PENALTIES, WORKLOADS, Workload, engram_loop, memory_of
 
+from engram.config.paper import PAPER_METHODS
 from engram.config.presets import preset
-from engram.config.settings import PAPER_METHODS
 from engram.report.figures.drawing import Drawing, new_figure
 from engram.report.figures.style import OTHER, WIDTH, colour_of_method, legend_below, tidy
 from engram.report.tables import Table

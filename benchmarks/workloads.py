@@ -10,8 +10,9 @@ from timing import Take, bytes_of, timed
 from torch import Tensor, nn
 
 from engram.common.seeding import generator
+from engram.config.paper import PAPER_METHODS
 from engram.config.presets import preset
-from engram.config.settings import PAPER_METHODS, Config
+from engram.config.settings import Config
 from engram.data.batches import LONGEST_PIECE, Piece
 from engram.data.samples import Samples
 from engram.data.streams import Stream, Task

@@ -14,7 +14,7 @@ import pytest
 from command import Command
 
 from builders import files_in
-from engram.config.settings import PAPER_METHODS
+from engram.config.paper import PAPER_METHODS
 from engram.engine import InProcess
 from engram.engine.in_process import ReportOfStack, Stack
 from engram.engine.progress import StopAsked

@@ -180,7 +180,7 @@ def test_dynamics_of_the_trace_are_finite_only_for_dhp(finished: Finished) -> No
         (["split-mnist", "--precision", "bfloat16"], ["no precision 'bfloat16'", "float32"]),
         (["split-mnist", "--stack", "0"], ["at least one model, not 0"]),
         (["split-mnist", "--stack", "-2"], ["at least one model, not -2"]),
-        (["split-mnist", "--set", "network=own"], ["network='own'", "engram.run"]),
+        (["split-mnist", "--set", "network=custom"], ["network='custom'", "engram.run"]),
         ([], ["BENCHMARK"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
@@ -345,9 +345,9 @@ def test_settings_file_has_its_own_method_and_benchmark(
     config = finished[0] / "dhp+si" / "config.toml"
     assert "names its own method" in engram.refusal("run", config, "--methods", "dhp", "--out", out)
     own = tmp_path / "own.toml"
-    own.write_text('benchmark = "own"\nmethod = "dhp"\ndataset = "own"\n')
+    own.write_text('benchmark = "custom"\nmethod = "dhp"\ndataset = "custom"\n')
     assert "only runs from Python" in engram.refusal("run", own, "--out", out)
-    assert "no benchmark 'own'" in engram.refusal("run", "own", "--out", out)
+    assert "no benchmark 'custom'" in engram.refusal("run", "custom", "--out", out)
     assert not out.exists()
 
 

@@ -7,8 +7,11 @@ import torch
 from torch import nn
 
 from engram.common.errors import InputError
-from engram.config.presets import MIXTURE, PAPER_RESULTS, changes_from_preset, preset
-from engram.config.settings import METHODS, Config
+from engram.config.methods import all_methods
+from engram.config.paper import PAPER_RESULTS
+from engram.config.presets import changes_from_preset, preset
+from engram.config.settings import Config
+from engram.data.benchmarks import MIXTURE
 from engram.engine.build import build_model, build_penalty
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax
@@ -53,7 +56,7 @@ dhp+mas         89.53 -0.06  88.80 -0.05  98.43 -0.01  80.66 -0.01
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods())
 def test_training_is_the_papers(benchmark: str, method: str) -> None:
     config = preset(benchmark, method)
     assert (config.num_tasks, config.epochs, config.batch_size, config.eta, config.xi) == TRAINING[benchmark]
@@ -114,7 +117,7 @@ def test_table_one_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods())
 def test_every_method_builds_and_computes_on_every_benchmark(benchmark: str, method: str) -> None:
     config = preset(benchmark, method)
     model = build_model(config, 0, SHAPES[benchmark], CLASSES[benchmark])
@@ -140,7 +143,7 @@ def test_settings_of_a_penalty_reach_it(method: str, name: str, value: float) ->
 
 
 def test_all_methods_of_a_trial_begin_with_the_same_slow_weights() -> None:
-    models = {method: build_model(preset("split-mnist", method), 3, (784,), 10) for method in METHODS}
+    models = {method: build_model(preset("split-mnist", method), 3, (784,), 10) for method in all_methods()}
     start = models["finetune"].state_dict()
     for model in models.values():
         for name, weights in model.state_dict().items():
@@ -167,7 +170,7 @@ def test_unknown_names_are_refused() -> None:
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_a_preset_departs_from_nothing(benchmark: str) -> None:
-    for method in METHODS:
+    for method in all_methods():
         assert changes_from_preset(preset(benchmark, method)) == {}
 
 

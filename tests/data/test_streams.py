@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engram import InputError, preset, streams
 from engram.common.seeding import derive_seed
-from engram.config.settings import METHODS
+from engram.config.methods import all_methods
 from engram.data.batches import batches_of, epoch_order, num_batches, plan_epoch, read_inputs, record_steps
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
@@ -298,7 +298,7 @@ def test_validation_samples_are_the_last_sixth_of_the_training_samples(benchmark
     mixture = benchmark == "vision-mixture"
     settings = {"num_tasks": 2} if mixture else {"num_tasks": 2, "dataset": "mnist-small"}
     found = []
-    for method in METHODS:
+    for method in all_methods():
         config = preset(benchmark, method, **({"strength": 1.0} if method not in ("finetune", "dhp") else {}))
         (stream,) = build_streams(config.replace(examine="validation", **settings), [3], [data] * (1 + mixture))
         found.append([(numbers(task.train), numbers(task.test)) for task in stream])

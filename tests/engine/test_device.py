@@ -18,8 +18,9 @@ from torch import Tensor, nn
 import engram
 from builders import custom_stream, small_digits
 from engram import Progress, Result, preset
+from engram.config.methods import all_methods
 from engram.config.presets import STEADY
-from engram.config.settings import METHODS, Config
+from engram.config.settings import Config
 from engram.data.batches import plan_epoch
 from engram.data.streams import move_streams
 from engram.engine.build import build_learner, build_streams, precision_of
@@ -82,7 +83,7 @@ def assert_near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> Non
 
 @needs_gpu
 @pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods())
 def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) -> None:
     config = preset("split-mnist", method, dataset="mnist-small", num_tasks=3, epochs=2, hidden=[32], trials=1)
     config = config.replace(penalty_step=penalty_step)
@@ -108,11 +109,11 @@ KINDS = {
     "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small", "batch_size": 33}),
     "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 10}),
     "mixture": ("vision-mixture", {}),
-    "own": ("own", {}),
+    "custom": ("custom", {}),
 }
 
 
-def configs_of(kind: str, methods: Sequence[str] = METHODS, **changes: object) -> list[Config]:
+def configs_of(kind: str, methods: Sequence[str] = all_methods(), **changes: object) -> list[Config]:
     benchmark, more = KINDS[kind]
     settings = {"num_tasks": 2, "trials": 2, "epochs": 1, "hidden": [37]} | more | changes
     configs = []
@@ -124,7 +125,7 @@ def configs_of(kind: str, methods: Sequence[str] = METHODS, **changes: object) -
 
 def run_kind(configs: Sequence[Config], setting: Setting, seen: list[Progress] | None = None) -> list[Result]:
     seen = [] if seen is None else seen
-    if configs[0].benchmark == "own":
+    if configs[0].benchmark == "custom":
         return engram.run_many(
             configs,
             stream=custom_stream(shape=(1, 17, 17), num_train=71, num_test=40, more=18),
@@ -220,7 +221,7 @@ class Choosy(nn.Module):
 @needs_gpu
 @pytest.mark.parametrize(("features", "words"), [(normed, None), (Choosy, "cannot be stacked and train one by one")])
 def test_a_module_of_ones_own_trains_as_on_the_cpu(features: Callable[[], nn.Module], words: str | None) -> None:
-    configs = configs_of("own", ("finetune", "dhp+si", "ewc"), network="own")
+    configs = configs_of("custom", ("finetune", "dhp+si", "ewc"), network="custom")
     found, seen = [], []
     for device in ("cpu", "cuda"):
         found.append(

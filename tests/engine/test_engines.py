@@ -197,7 +197,7 @@ def fragile(marker: Path, calls: int) -> Callable[[], nn.Module]:
 
 @pytest.mark.slow
 def test_worker_that_dies_is_replaced_and_resumes_from_its_checkpoint(cluster: Engine, tmp_path: Path) -> None:
-    chosen = configs("si", network="own", trials=1)
+    chosen = configs("si", network="custom", trials=1)
     marker = tmp_path / "died"
     seen: list[Progress] = []
     custom = Custom(fragile(marker, 50))  # in the second epoch
@@ -231,7 +231,7 @@ def test_workers_that_die_again_and_again_end_the_run(cluster: Engine, monkeypat
 
     with pytest.raises(InputError, match="the workers of stack 1 died 2 times"):
         train(
-            configs("finetune", network="own", trials=1),
+            configs("finetune", network="custom", trials=1),
             digits(),
             Runtime("cpu", max_stack=1, engine=cluster),
             custom=Custom(features),
@@ -246,7 +246,7 @@ def test_what_a_worker_refuses_is_raised_by_the_driver(cluster: Engine, tmp_path
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 8)) if os.getpid() == driver else nn.Flatten(0)
 
     with pytest.raises(InputError, match="features must give one row a sample"):
-        train(configs("si", network="own"), digits(), Runtime("cpu", engine=cluster), custom=Custom(features))
+        train(configs("si", network="custom"), digits(), Runtime("cpu", engine=cluster), custom=Custom(features))
     with pytest.raises(InputError, match="the Ray cluster has 0 GPUs, and a stack needs 1"):
         cluster.environment("cuda")
 
@@ -272,7 +272,7 @@ def test_run_stopped_on_ray_resumes_in_any_engine(cluster: Engine, tmp_path: Pat
         """When as many stacks as have room have ended a task."""
         return len(seen) > 0 and len(seen[-1].outcomes) >= min(2, cluster.at_once)
 
-    chosen, custom, folder = configs(epochs=4, trials=1, network="own"), Custom(Slow), tmp_path / "checkpoints"
+    chosen, custom, folder = configs(epochs=4, trials=1, network="custom"), Custom(Slow), tmp_path / "checkpoints"
     runtime = Runtime("cpu", max_stack=1, engine=cluster)
     options = {"custom": custom, "checkpoints": folder, "seconds_between": 1000}
     with pytest.raises(Stopped):

@@ -125,7 +125,7 @@ FEATURES: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", FEATURES)
 def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
     torch.manual_seed(0)
-    config = preset("own", method, network="own", learning_rate=0.1)
+    config = preset("custom", method, network="custom", learning_rate=0.1)
     learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(FEATURES[name]))
     inputs, targets = torch.rand(16, 6, dtype=torch.float64), torch.randint(0, 3, (16,))
     # Made anew, since a copy of a `forward` of its own would still call the weights of the first.
@@ -172,7 +172,7 @@ def test_an_activation_is_fused_only_if_it_is_used_once(name: str) -> None:
 
 def test_models_that_share_a_tensor_are_refused() -> None:
     shared = nn.Sequential(nn.Flatten(), nn.Linear(256, 8))
-    config = preset("own", "finetune", network="own", trials=2, epochs=1)
+    config = preset("custom", "finetune", network="custom", trials=2, epochs=1)
     with pytest.raises(InputError, match="two models share a tensor"):
         engram.run(config, stream=custom_stream(), features=lambda: shared)
     pretrained = torch.randn(8, 256)
@@ -189,7 +189,7 @@ def test_models_that_share_a_tensor_are_refused() -> None:
 
 
 def test_a_batch_that_a_module_cannot_take_is_told_in_a_sentence() -> None:
-    config = preset("own", "finetune", network="own", trials=1, epochs=1, batch_size=30)  # and then one of 1
+    config = preset("custom", "finetune", network="custom", trials=1, epochs=1, batch_size=30)  # and then one of 1
     with pytest.raises(InputError, match="cannot train in task 1 of trial 1, on a batch of 1"):
         engram.run(
             config,
@@ -202,7 +202,7 @@ def test_what_dropout_draws_has_an_address() -> None:
     def features() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(256, 12), nn.Dropout(0.5))
 
-    config = preset("own", "finetune", network="own", trials=3, epochs=2, batch_size=8)
+    config = preset("custom", "finetune", network="custom", trials=3, epochs=2, batch_size=8)
     together = engram.run(config, stream=custom_stream(), features=features, device="cpu")
     assert_numbers_equal(engram.run(config, stream=custom_stream(), features=features, device="cpu"), together)
     alone = engram.run(config.replace(first_trial=1, trials=1), stream=custom_stream(), features=features, device="cpu")
@@ -239,7 +239,7 @@ class Absolute(MAS):
 
 
 def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
-    config = preset("own", "finetune", hidden=[12], trials=2, epochs=6, batch_size=8, learning_rate=0.1)
+    config = preset("custom", "finetune", hidden=[12], trials=2, epochs=6, batch_size=8, learning_rate=0.1)
     free = engram.run(config, stream=custom_stream(), head=Cosine, device="cpu")
     held = engram.run(
         config, stream=custom_stream(), head=Cosine, penalty=lambda model: Squared(model, strength=1e3), device="cpu"
@@ -249,14 +249,14 @@ def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
     assert sum(losses[1]) > sum(losses[0]), "what is held learns the second task more slowly"
     with pytest.raises(InputError, match="goes with the methods finetune and dhp"):
         engram.run(
-            preset("own", "mas", strength=1.0),
+            preset("custom", "mas", strength=1.0),
             stream=custom_stream(),
             penalty=lambda model: Squared(model, strength=1.0),
         )
 
 
 def test_a_loss_of_ones_own_is_not_passed_over() -> None:
-    config = preset("own", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8)
+    config = preset("custom", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8)
     with pytest.raises(InputError, match="Absolute has a `loss` of its own but not a `proximal_step`"):
         engram.run(config, stream=custom_stream(), penalty=lambda model: Absolute(model, strength=1.0))
     by_gradient = config.replace(penalty_step="gradient")
@@ -268,7 +268,7 @@ def test_a_loss_of_ones_own_is_not_passed_over() -> None:
 
 
 def test_a_forward_that_was_set_on_one_layer_is_not_mapped() -> None:
-    config = preset("own", "finetune", network="own")
+    config = preset("custom", "finetune", network="custom")
     learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(forward_of_its_own))
     example = (torch.rand(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
     assert "set on it alone" in str(reason_against_mapping([learner], example, None))
@@ -283,7 +283,7 @@ class ChangesLargeBatches(nn.Module):
 
 def test_a_change_in_place_that_a_small_batch_did_not_show_is_told() -> None:
     features = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(256), nn.Linear(256, 8), ChangesLargeBatches())
-    config = preset("own", "finetune", network="own", trials=1, epochs=1, batch_size=8)
+    config = preset("custom", "finetune", network="custom", trials=1, epochs=1, batch_size=8)
     with pytest.raises(InputError, match="was changed in place"):
         engram.run(config, stream=custom_stream(), features=lambda: features, device="cpu")
 
@@ -309,7 +309,7 @@ def test_a_layer_that_is_frozen_on_the_way_stays_as_it_is() -> None:
         if progress.results is not None:
             kept.append(seen[-1].features[1].weight.detach().clone())
 
-    config = preset("own", "finetune", hidden=[6], trials=1, epochs=1, batch_size=8)
+    config = preset("custom", "finetune", hidden=[6], trials=1, epochs=1, batch_size=8)
     engram.run(config, stream=custom_stream(), penalty=penalty, report=watch, device="cpu")
     assert torch.equal(kept[0], kept[1])
 
@@ -324,7 +324,7 @@ def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> 
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x)
 
-    config = preset("own", "mas", network="own", strength=1.0, penalty_step=penalty_step, learning_rate=0.1)
+    config = preset("custom", "mas", network="custom", strength=1.0, penalty_step=penalty_step, learning_rate=0.1)
     learner = build_learner(config, 0, (6,), 3, CPU, torch.float64, Custom(Idle))
     learner.penalty.remember({name: torch.ones_like(theta) for name, theta in learner.penalty.parameters.items()})
     idle = learner.model.features.idle
@@ -348,7 +348,7 @@ class Infinite(MAS):
 
 
 def test_importances_that_are_no_numbers_end_a_trial() -> None:
-    config = preset("own", "finetune", hidden=[6], trials=2, epochs=1, batch_size=8)
+    config = preset("custom", "finetune", hidden=[6], trials=2, epochs=1, batch_size=8)
     result = engram.run(
         config, stream=custom_stream(), penalty=lambda model: Infinite(model, strength=1.0), device="cpu"
     )

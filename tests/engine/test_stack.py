@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from builders import custom_stream, small_digits
 from engram import InputError, Progress, preset
+from engram.config.methods import all_methods
 from engram.config.presets import STEADY
-from engram.config.settings import METHODS, Config
+from engram.config.settings import Config
 from engram.data.streams import Stream
 from engram.engine import choose
 from engram.engine.build import Custom, build_learner, build_streams
@@ -45,7 +46,7 @@ KINDS = {
     "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small", "batch_size": 5}),
     "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 4}),
     "mixture": ("vision-mixture", {}),
-    "own": ("own", {}),
+    "custom": ("custom", {}),
 }
 
 
@@ -60,7 +61,7 @@ def config_of(kind: str, method: str, **changes: object) -> Config:
 
 def streams_of(config: Config) -> list[Stream]:
     trials = list(range(config.first_trial, config.first_trial + config.trials))
-    if config.benchmark == "own":
+    if config.benchmark == "custom":
         return [custom_stream(num_train=21)] * len(trials)
     data = (
         small_digits(40, 30) if config.examine == "test" else small_digits(240, 30)
@@ -166,7 +167,7 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
     changes = {"network": network, "epochs": 2, "trials": 2}
     if network == "cnn":
         changes |= {"epochs": 1, "trials": 1, "batch_size": 20}
-    methods = METHODS if network == "mlp" else FEW_METHODS  # convolutions take long on a CPU
+    methods = all_methods() if network == "mlp" else FEW_METHODS  # convolutions take long on a CPU
     configs = [config_of(kind, method, **changes) for method in methods]
     assert len(architectures(build(configs)[0])) == 1, "matched and plastic heads are one section"
     learners, _ = compare(configs)
@@ -193,7 +194,7 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
 )
 def test_a_stack_is_each_alone_with_every_head_and_step(changes: dict[str, Any]) -> None:
     configs = []
-    for method in METHODS:
+    for method in all_methods():
         own = {n: v for n, v in changes.items() if n != "strength" or config_of("split", method).penalty}
         configs.append(config_of("split", method, epochs=1, **own))
     compare(configs)
@@ -526,7 +527,7 @@ class Replacing(nn.Module):
 
 @pytest.mark.parametrize("make", [BatchNormed, Tied, Unused])
 def test_a_module_of_ones_own_is_mapped(make: type[nn.Module]) -> None:
-    configs = [config_of("own", method, network="own") for method in ("finetune", "dhp+si", "dhp+mas", "ewc")]
+    configs = [config_of("custom", method, network="custom") for method in ("finetune", "dhp+si", "dhp+mas", "ewc")]
     found = []
     for kind in ("one by one", "stack"):
         learners, batches = build(configs, make)
@@ -546,7 +547,7 @@ def test_a_module_of_ones_own_is_mapped(make: type[nn.Module]) -> None:
     [(Choosy, "data-dependent control flow"), (Replacing, "replaces its buffer 'features.calls'")],
 )
 def test_a_module_that_cannot_be_mapped_says_why_and_trains_one_by_one(make: type[nn.Module], words: str) -> None:
-    configs = [config_of("own", method, network="own", epochs=1) for method in ("dhp+si", "finetune")]
+    configs = [config_of("custom", method, network="custom", epochs=1) for method in ("dhp+si", "finetune")]
     learners, batches = build(configs, make)
     before = [state_of(learner) for learner in learners]
     (group,) = architectures(learners)
@@ -625,7 +626,7 @@ class Halving(MAS):
 
 def with_penalties(make: Sequence[Callable[[nn.Module], Penalty]]) -> tuple[list[Learner], Batches]:
     """A learner of each trial for each of the penalties, beside one with its own."""
-    configs = [config_of("own", "dhp+mas", strength=0.5 + i) for i in range(len(make) + 1)]
+    configs = [config_of("custom", "dhp+mas", strength=0.5 + i) for i in range(len(make) + 1)]
     learners, batches = build(configs)
     for place, learner in enumerate(learners):
         kind = place % len(configs)
@@ -795,7 +796,7 @@ def test_a_weight_that_was_frozen_since_is_not_pulled() -> None:
 
 
 def test_steps_have_rows_for_those_models_only_that_need_them() -> None:
-    learners, batches = build([config_of("own", m, trials=1) for m in ("finetune", "mas", "dhp+si", "ewc", "dhp")])
+    learners, batches = build([config_of("custom", m, trials=1) for m in ("finetune", "mas", "dhp+si", "ewc", "dhp")])
     program = stacked(learners, batches)
     (section,) = program.sections
     steps = steps_of(learners, section.rows.parameters)
@@ -875,12 +876,16 @@ def test_what_a_learner_takes_grows_with_all_it_consists_of() -> None:
         learners, batches = build([config_of(kind, method, trials=1, **changes)])
         return bytes_of(learners[0], example_of(batches)[0])
 
-    assert size("own", "finetune") < size("own", "finetune", hidden=[24]) < size("own", "finetune", hidden=[24, 24])
-    assert size("own", "finetune") < size("own", "mas") < size("own", "si")
+    assert (
+        size("custom", "finetune")
+        < size("custom", "finetune", hidden=[24])
+        < size("custom", "finetune", hidden=[24, 24])
+    )
+    assert size("custom", "finetune") < size("custom", "mas") < size("custom", "si")
     assert size("permuted", "ewc", num_tasks=2) < size("permuted", "ewc", num_tasks=9)
-    assert size("own", "dhp", batch_size=16) < size("own", "dhp", batch_size=64)
-    assert size("own", "dhp") < size("own", "dhp", network="cnn")
-    assert tensors_per_weight(config_of("own", "dhp")) == 2
+    assert size("custom", "dhp", batch_size=16) < size("custom", "dhp", batch_size=64)
+    assert size("custom", "dhp") < size("custom", "dhp", network="cnn")
+    assert tensors_per_weight(config_of("custom", "dhp")) == 2
 
 
 def test_data_that_trials_share_count_once() -> None:

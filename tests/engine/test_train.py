@@ -10,7 +10,8 @@ from torch import nn
 import engram
 from builders import small_digits
 from engram import NoPenalty, preset, streams
-from engram.config.settings import METHODS, Config
+from engram.config.methods import all_methods
+from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.engine.build import build_learner, build_model, build_penalty, build_streams
@@ -118,7 +119,7 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
             self.last = inputs[0].tolist()
             return self.layer(inputs)
 
-    config = preset("own", "finetune", epochs=2, batch_size=8, num_tasks=1)
+    config = preset("custom", "finetune", epochs=2, batch_size=8, num_tasks=1)
     model = Remembering()
     batches = Batches([0], [two_blobs(num_tasks=3)], config.seed, torch.float32)
     program = OneByOne([Learner(config, 0, model, Watching(model))], batches)
@@ -130,7 +131,7 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
 def test_importances_are_of_the_task_s_own_outputs() -> None:
     stream = two_blobs()
     for method in ("mas", "ewc"):
-        config = preset("own", method, strength=1.0, epochs=1, hidden=[8])
+        config = preset("custom", method, strength=1.0, epochs=1, hidden=[8])
         learner = make_learner(config, stream)
         program = OneByOne([learner], Batches([0], [stream], config.seed, torch.float32))
         assert program.consolidate(1).all()
@@ -156,7 +157,7 @@ def test_masked_logits_get_no_probability_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_methods())
 def test_every_method_learns_every_task(method: str, penalty_step: str) -> None:
     config = preset("split-mnist", method, num_tasks=3, hidden=[16], epochs=15, batch_size=8, learning_rate=0.1)
     config = config.replace(penalty_step=penalty_step, strength=config.penalty and 0.01)
@@ -260,7 +261,7 @@ def test_a_trial_that_diverges_is_marked_and_keeps_what_it_had_learned() -> None
 @pytest.mark.parametrize("method", ["finetune", "dhp", "dhp+si", "dhp+ewc"])
 def test_an_overflow_in_a_task_s_last_step_is_a_divergence(method: str) -> None:
     stream = two_blobs(num_tasks=3)
-    config = preset("own", method, strength=1.0 if "+" in method else None, hidden=[8], epochs=1, batch_size=80)
+    config = preset("custom", method, strength=1.0 if "+" in method else None, hidden=[8], epochs=1, batch_size=80)
     learner = make_learner(config, stream)
 
     def overflow() -> None:
@@ -303,29 +304,29 @@ def test_run_takes_a_config_and_finds_the_embedded_digits() -> None:
 
 @pytest.mark.parametrize("method", ["dhp+si", "online-ewc"])
 def test_a_stream_of_ones_own_is_learned_by_any_method(method: str, tmp_path) -> None:
-    config = preset("own", method, strength=0.01, hidden=[16], epochs=15, batch_size=8, learning_rate=0.1, trials=2)
+    config = preset("custom", method, strength=0.01, hidden=[16], epochs=15, batch_size=8, learning_rate=0.1, trials=2)
     result = engram.run(config, stream=two_blobs())
     assert result.accuracy.shape == (2, 3, 3)
     assert result.config.num_tasks == 3
     assert result.latest_task.min() > 0.95
-    assert result.data == [{"name": "own", "origin": "own", "train": 240, "test": 240}]
+    assert result.data == [{"name": "custom", "origin": "custom", "train": 240, "test": 240}]
     result.save(tmp_path / "own")
     again = engram.Result.load(tmp_path / "own")
     assert np.array_equal(again.accuracy, result.accuracy, equal_nan=True)
-    assert summary([again]).title == "own on own, 3 tasks, 2 trials"
+    assert summary([again]).title == "custom on custom, 3 tasks, 2 trials"
 
 
 def test_a_stream_and_the_benchmark_own_go_together() -> None:
-    with pytest.raises(engram.InputError, match="benchmark 'own'"):
-        engram.run(preset("own", "dhp"))
-    with pytest.raises(engram.InputError, match="benchmark 'own'"):
+    with pytest.raises(engram.InputError, match="benchmark 'custom'"):
+        engram.run(preset("custom", "dhp"))
+    with pytest.raises(engram.InputError, match="benchmark 'custom'"):
         engram.run(preset("split-mnist", "dhp"), stream=two_blobs())
     with pytest.raises(engram.InputError, match="strength"):
-        preset("own", "mas")
+        preset("custom", "mas")
 
 
 def test_a_network_that_does_not_fit_the_inputs_is_refused_in_one_sentence() -> None:
     with pytest.raises(engram.InputError, match="square images"):
-        engram.run(preset("own", "finetune", network="cnn"), stream=two_blobs())
+        engram.run(preset("custom", "finetune", network="cnn"), stream=two_blobs())
     with pytest.raises(engram.InputError, match=r"hidden \(10000000000000,\) has more than"):
-        engram.run(preset("own", "finetune", hidden=[10**13]), stream=two_blobs())
+        engram.run(preset("custom", "finetune", hidden=[10**13]), stream=two_blobs())

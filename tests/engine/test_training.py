@@ -80,7 +80,7 @@ def test_custom_modules_are_made_once_for_each_model() -> None:
         made.append(nn.Sequential(nn.Flatten(), nn.Linear(256, 8)))
         return made[-1]
 
-    configs = {m: preset("own", m, network="own", trials=2, epochs=1, num_tasks=2) for m in ("dhp", "finetune")}
+    configs = {m: preset("custom", m, network="custom", trials=2, epochs=1, num_tasks=2) for m in ("dhp", "finetune")}
     train(configs, Source(stream=custom_stream()), CPU, custom=Custom(features))
     assert len(made) == 4
 
@@ -191,7 +191,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
         ({"a": config()}, Runtime("cpu", precision="half"), Custom(), "there is no precision 'half'"),
         ({"a": config()}, Runtime("cpu", max_stack=0), Custom(), "at least one model, not 0"),
         ({"a": config()}, CPU, Custom(features=nn.Flatten), "features go with network="),
-        ({"a": config(network="own")}, CPU, Custom(), "features go with network="),
+        ({"a": config(network="custom")}, CPU, Custom(), "features go with network="),
         ({"a": config("si")}, CPU, Custom(penalty=lambda model: None), "a custom penalty goes with"),  # type: ignore[arg-type,return-value]
         ({"a": config(network="cnn"), "b": config(hidden=[2**20, 2**20])}, CPU, Custom(), "more than"),
     ]
@@ -205,7 +205,7 @@ def test_models_that_share_a_tensor_are_refused() -> None:
     shared = nn.Linear(784, 8)
     with pytest.raises(InputError, match="two models share a tensor"):
         train(
-            {"a": config("finetune", network="own")},
+            {"a": config("finetune", network="custom")},
             digits(),
             CPU,
             custom=Custom(features=lambda: nn.Sequential(nn.Flatten(), shared)),

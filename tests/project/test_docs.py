@@ -51,7 +51,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"epochs": 1, "hidden": [16]}
 
     def preset(benchmark: str, method: str, preset=engram.preset, **changes: object) -> engram.Config:
-        return preset(benchmark, method, **{**changes, **(small if benchmark != "own" else {})})
+        return preset(benchmark, method, **{**changes, **(small if benchmark != "custom" else {})})
 
     monkeypatch.setattr(engram, "preset", preset)
 

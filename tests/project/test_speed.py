@@ -17,7 +17,7 @@ from timing import FEWEST_ROUNDS, ROUNDS, Contestant, Timing, busy_notes, measur
 from workloads import HEADS, PENALTIES, WORKLOADS, memory_of
 
 from engram.common.errors import InputError
-from engram.config.settings import PAPER_METHODS
+from engram.config.paper import PAPER_METHODS
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from engram.common.errors import InputError
-from engram.config.presets import PAPER_RESULTS, preset
+from engram.config.paper import PAPER_RESULTS
+from engram.config.presets import preset
 from engram.report.figures import (
     Drawing,
     accuracy_curves,

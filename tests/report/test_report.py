@@ -221,8 +221,8 @@ def test_other_data_have_no_numbers_of_the_papers() -> None:
 
 
 def test_a_stream_of_ones_own_is_not_compared_with_the_paper() -> None:
-    own = make_result("dhp", benchmark="own", num_tasks=2)
-    page = run_page(Path("a"), {"finished": None}, [own, make_result("finetune", benchmark="own", num_tasks=2)])
+    own = make_result("dhp", benchmark="custom", num_tasks=2)
+    page = run_page(Path("a"), {"finished": None}, [own, make_result("finetune", benchmark="custom", num_tasks=2)])
     assert "What is missing" not in check_page(page)
 
 

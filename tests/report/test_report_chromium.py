@@ -10,7 +10,7 @@ import pytest
 from chromium import PROGRAM, Browser, start_browser
 from test_report import PARTS, make_reproduction, make_result, make_sheet
 
-from engram.config.settings import PAPER_METHODS
+from engram.config.paper import PAPER_METHODS
 from engram.report.html.run_report import run_page
 from engram.reproduction.page import reproduction_page
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from engram.cli.display import print_table
-from engram.config.presets import PAPER_RESULTS, preset
+from engram.config.paper import PAPER_RESULTS
+from engram.config.presets import preset
 from engram.report.layout import Table
 from engram.report.pairs import paper_value
 from engram.report.tables import gains, has_paper_data, summary

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engram.config.presets import PAPER_RESULTS, STEADY, preset
+from engram.config.paper import PAPER_RESULTS
+from engram.config.presets import STEADY, preset
 from engram.report.pairs import pairs
 from engram.reproduction import claims as claims_module
 from engram.reproduction import verdicts

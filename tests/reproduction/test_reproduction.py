@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from engram import InputError, Progress, Result, preset
-from engram.config.presets import STEADY, STRENGTHS
-from engram.config.settings import BENCHMARKS, PAPER_METHODS, Config
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS
+from engram.config.presets import STEADY
+from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.engine.checkpoint import CheckpointFolder
@@ -39,7 +40,7 @@ def parts_of(name: str, **options: Any) -> dict[str, Part]:
 def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first() -> None:
     everything = plan()
     assert [part.name for part in everything] == sorted((p.name for p in everything), key=list(PARTS).index)
-    expected = {(b, p) for b in BENCHMARKS for p in PARTS} - NOT_IN_THE_PAPER
+    expected = {(b, p) for b in PAPER_BENCHMARKS for p in PARTS} - NOT_IN_THE_PAPER
     assert {(part.benchmark, part.name) for part in everything} == expected
     assert len(everything) == len(expected)
     for part in everything:
@@ -48,7 +49,7 @@ def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first(
 
 def test_the_table_is_the_paper_s_eight_methods_ten_trials_and_four_benchmarks() -> None:
     tables = parts_of("table")
-    assert tuple(tables) == BENCHMARKS
+    assert tuple(tables) == PAPER_BENCHMARKS
     for benchmark, part in tables.items():
         assert tuple(part.entries) == PAPER_METHODS
         assert part.num_models == 80
@@ -59,7 +60,7 @@ def test_the_table_is_the_paper_s_eight_methods_ten_trials_and_four_benchmarks()
 
 def test_the_variant_is_the_steady_trace_in_the_trials_of_the_table() -> None:
     variants = parts_of("variant")
-    assert tuple(variants) == BENCHMARKS
+    assert tuple(variants) == PAPER_BENCHMARKS
     for benchmark, part in variants.items():
         assert tuple(part.entries) == PLASTIC
         for method, config in part.entries.items():
@@ -89,7 +90,7 @@ def test_the_grids_hold_the_paper_s_strengths_and_never_see_what_a_result_is_fro
             assert config.seed != preset(benchmark, "si").seed
             tried.setdefault(config.method, []).append(config.strength)
         for penalty, grid in GRIDS[benchmark].items():
-            assert STRENGTHS[benchmark][penalty] in grid
+            assert preset(benchmark, penalty).strength in grid
             assert tried[penalty] == tried[f"dhp+{penalty}"] == list(grid)
         assert len(tried) == 6
 
@@ -161,7 +162,7 @@ def test_a_quick_plan_asks_the_same_of_less() -> None:
     ("given", "words"),
     [
         ({"benchmarks": ["splitmnist"]}, "no benchmark 'splitmnist' (did you mean split-mnist?)"),
-        ({"benchmarks": ["own"]}, "no benchmark 'own'"),
+        ({"benchmarks": ["custom"]}, "no benchmark 'custom'"),
         ({"parts": ["tables"]}, "no part 'tables' (did you mean table?)"),
     ],
 )
@@ -437,4 +438,4 @@ def test_trials_that_diverge_are_kept_in_the_sheet(digits: Dataset, tmp_path: Pa
 
 
 def test_quick_has_settings_for_every_benchmark() -> None:
-    assert tuple(planning.QUICK) == BENCHMARKS
+    assert tuple(planning.QUICK) == PAPER_BENCHMARKS

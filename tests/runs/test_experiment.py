@@ -15,7 +15,8 @@ from torch import nn
 import engram
 from builders import assert_numbers_equal, custom_stream, small_digits
 from engram import InputError, Progress, Result, preset, streams
-from engram.config.settings import METHODS, Config
+from engram.config.methods import all_methods
+from engram.config.settings import Config
 from engram.data.samples import Samples
 from engram.engine.build import build_learner, build_model, build_streams, precision_of
 from engram.engine.cpu.program import OneByOne
@@ -35,12 +36,12 @@ KINDS = {
     "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small"}),
     "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 4}),
     "mixture": ("vision-mixture", {}),
-    "own": ("own", {}),
+    "custom": ("custom", {}),
 }
 
 
 def run_kind(configs: list[Config], **options: object) -> list[Result]:
-    if configs[0].benchmark == "own":
+    if configs[0].benchmark == "custom":
         return engram.run_many(configs, stream=custom_stream(), device="cpu", precision="float64", **options)
     datasets = [small_digits(32, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
     return run_on(configs, datasets, Setting("cpu", "float64", **options))
@@ -53,7 +54,7 @@ def run_kind(configs: list[Config], **options: object) -> list[Result]:
 )
 def test_together_is_exactly_alone_for_every_method(kind: str, network: str) -> None:
     benchmark, more = KINDS[kind]
-    methods = METHODS if network == "mlp" else ("finetune", "dhp", "dhp+si", "online-ewc", "ewc", "mas")
+    methods = all_methods() if network == "mlp" else ("finetune", "dhp", "dhp+si", "online-ewc", "ewc", "mas")
     small = {"network": network, "hidden": [12], "epochs": 2 if network == "mlp" else 1}
     configs = [
         preset(benchmark, method, **({"strength": 1.0} if preset_needs_strength(benchmark, method) else {}))
@@ -251,14 +252,14 @@ def test_a_shortened_run_is_a_run_on_less() -> None:
 )
 def test_a_stream_of_ones_own_is_never_shortened_in_silence(changes: dict, sentence: str) -> None:
     with pytest.raises(InputError) as error:
-        engram.run(preset("own", "dhp", **changes), stream=custom_stream())
+        engram.run(preset("custom", "dhp", **changes), stream=custom_stream())
     assert str(error.value) == sentence
 
 
 def test_a_stream_of_ones_own_may_be_masked_only_when_examined() -> None:
     pairs = [(np.eye(4)[[0, 1]], [2 * n, 2 * n + 1], np.eye(4)[[0, 1]], [2 * n, 2 * n + 1]) for n in range(2)]
     stream = streams.from_arrays(pairs, classes=[(0, 1), (2, 3)])
-    config = preset("own", "finetune", hidden=[5], epochs=1, trials=1)
+    config = preset("custom", "finetune", hidden=[5], epochs=1, trials=1)
     masked, unmasked = (
         engram.run(config.replace(mask_training=mask), stream=stream, device="cpu", precision="float64")
         for mask in (True, False)
@@ -279,7 +280,7 @@ def own_features() -> nn.Module:
 
 @pytest.mark.parametrize("method", ["finetune", "dhp+si", "ewc"])
 def test_features_of_ones_own_get_the_method_s_head(method: str) -> None:
-    config = preset("own", method, network="own", epochs=20, batch_size=8, learning_rate=0.05, trials=2,
+    config = preset("custom", method, network="custom", epochs=20, batch_size=8, learning_rate=0.05, trials=2,
                     **({} if method == "finetune" else {"strength": 1e-3}))  # fmt: skip
     result = engram.run(config, stream=custom_stream(), features=own_features)
     assert result.latest_task.min() > 0.9
@@ -289,13 +290,13 @@ def test_features_of_ones_own_get_the_method_s_head(method: str) -> None:
 
 
 def test_features_and_network_own_go_together() -> None:
-    config = preset("own", "dhp")
-    with pytest.raises(InputError, match="features go with network='own'"):
+    config = preset("custom", "dhp")
+    with pytest.raises(InputError, match="features go with network='custom'"):
         engram.run(config, stream=custom_stream(), features=own_features)
-    with pytest.raises(InputError, match="features go with network='own'"):
-        engram.run(config.replace(network="own"), stream=custom_stream())
+    with pytest.raises(InputError, match="features go with network='custom'"):
+        engram.run(config.replace(network="custom"), stream=custom_stream())
     with pytest.raises(InputError, match="one row a sample"):
-        engram.run(config.replace(network="own"), stream=custom_stream(), features=lambda: nn.Conv2d(1, 2, 3))
+        engram.run(config.replace(network="custom"), stream=custom_stream(), features=lambda: nn.Conv2d(1, 2, 3))
 
 
 # --- neighbours
@@ -304,7 +305,7 @@ def test_features_and_network_own_go_together() -> None:
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_a_model_that_diverges_leaves_its_neighbours_untouched(network: str) -> None:
     configs = [
-        preset("own", method, strength=0.1 if "si" in method or "mas" in method else None).replace(
+        preset("custom", method, strength=0.1 if "si" in method or "mas" in method else None).replace(
             network=network, hidden=[12], **QUICK
         )
         for method in ("dhp", "si", "dhp+mas", "finetune")
@@ -337,7 +338,7 @@ class Noted(MAS):
 @pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
 def test_a_penalty_with_steps_of_its_own_is_called_as_in_anybody_s_loop(penalty_step: str) -> None:
     stream = custom_stream()
-    config = preset("own", "dhp+mas", strength=0.1, hidden=[12], epochs=2, batch_size=16, penalty_step=penalty_step)
+    config = preset("custom", "dhp+mas", strength=0.1, hidden=[12], epochs=2, batch_size=16, penalty_step=penalty_step)
 
     def make() -> Learner:
         return build_learner(config, 0, stream.input_shape, 3, torch.device("cpu"), torch.float64)

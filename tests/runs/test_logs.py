@@ -15,7 +15,7 @@ from engram.cli.main import main
 from engram.common.errors import DivergedError
 from engram.config.settings import Config
 from engram.engine.checkpoint import Checkpoints
-from engram.engine.learner import Record, Outcome
+from engram.engine.learner import Outcome, Record
 from engram.runs.experiment import Setting
 from engram.runs.result import Result, read_run
 from engram.runs.start import resume_methods, run_methods
@@ -156,7 +156,7 @@ def test_a_trial_that_diverges_leaves_the_mean_to_the_others(tmp_path: Path) -> 
 
 def test_points_of_a_grid_have_folders_of_their_own(tmp_path: Path) -> None:
     arrays = (np.eye(6, 4), np.arange(6) % 2)
-    grid = [preset("own", "dhp", trials=1, epochs=1, batch_size=2, hidden=[4], eta=eta) for eta in (0.1, 0.2)]
+    grid = [preset("custom", "dhp", trials=1, epochs=1, batch_size=2, hidden=[4], eta=eta) for eta in (0.1, 0.2)]
     run_many(grid, stream=streams.from_arrays([arrays * 2]), device="cpu", report=TensorBoard(tmp_path / "log"))
     assert {path.name for path in (tmp_path / "log").iterdir()} == {"0-dhp", "1-dhp"}
     first = [read(tmp_path / "log" / name / "trial-0")["trace/eta"][0][1] for name in ("0-dhp", "1-dhp")]

@@ -24,7 +24,7 @@ from engram.config.settings import Config
 from engram.engine import checkpoint
 from engram.engine.build import Own
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder, Checkpoints
-from engram.engine.learner import Record, Outcome
+from engram.engine.learner import Outcome, Record
 from engram.engine.loop import Place
 from engram.engine.stacks import Share, plan_stacks
 from engram.runs.experiment import Setting, run_on
@@ -259,7 +259,7 @@ def test_modules_that_draw_go_on_drawing_where_they_stopped(tmp_path: Path) -> N
     def features() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.Dropout(0.5))
 
-    (config, *_) = configs(network="own", trials=1)
+    (config, *_) = configs(network="custom", trials=1)
 
     def learn(
         checkpoints: CheckpointFolder | None, seed: int, report: Callable[[Progress], None]

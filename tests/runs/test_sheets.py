@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from engram import Divergence, InputError, Result, preset
+from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import STEADY
-from engram.config.settings import BENCHMARKS
 from engram.runs.result import DYNAMICS
 from engram.runs.sheets import (
     NOT_IN_THE_PAPER,
@@ -289,7 +289,7 @@ def test_a_folder_of_sheets_says_in_sentences_what_it_lacks(tmp_path: Path) -> N
     assert found.folder == tmp_path
     assert not found.quick
     expected = []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         for part, words in PARTS.items():
             if (benchmark, part) in found.sheets:
                 expected += found.sheets[benchmark, part].missing
@@ -304,7 +304,7 @@ def test_a_folder_of_sheets_says_in_sentences_what_it_lacks(tmp_path: Path) -> N
 def test_only_the_parts_that_are_asked_for_can_be_missing(tmp_path: Path) -> None:
     write_sheet(make_sheet(), sheet_path(tmp_path, "split-mnist", "table"))
     found = read_reproduction(tmp_path, ["table"])
-    others = [f"{b}: {PARTS['table']} was not run" for b in BENCHMARKS if b != "split-mnist"]
+    others = [f"{b}: {PARTS['table']} was not run" for b in PAPER_BENCHMARKS if b != "split-mnist"]
     assert [sentence for sentence in found.missing if not sentence.startswith("split-mnist")] == others
 
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
 from engram.common.files import write_atomically
-from engram.config.settings import KINDS
+from engram.config.settings import SETTINGS
 from engram.report.compare import Side, difference, differences_table, settings_table, why_not_paired
 from engram.runs.result import write_result
 from engram.runs.sheets import Sheet, write_sheet
@@ -107,7 +107,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def listing(folder: Path, **how: Any) -> list[dict[str, Any]]:
-    return select(Index(folder), settings=tuple(KINDS), **how)
+    return select(Index(folder), settings=tuple(SETTINGS), **how)
 
 
 def rebuilt(folder: Path) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def test_a_row_has_the_numbers_and_settings_of_its_result(runs: Path) -> None:
     assert row["sem"] == pytest.approx(final.std(ddof=1) / math.sqrt(2))
     assert row["bwt"] == pytest.approx(result.bwt.mean())
     assert (row["done"], row["trials"], row["tasks"], row["started"]) == (2, 2, 3, "2026-02-03T04:05:06+00:00")
-    assert {name: row[name] for name in KINDS} == result.config.to_dict()
+    assert {name: row[name] for name in SETTINGS} == result.config.to_dict()
 
 
 def test_links_are_followed_once_and_never_in_circles(runs: Path, tmp_path: Path) -> None:
@@ -699,7 +699,7 @@ def test_other_data_of_the_same_name_are_no_pair() -> None:
     here, there = (side_of(config_of(), fingerprints=[mark]) for mark in "ab")
     assert why_not_paired(here, there) == "their data are not the same files"
     assert why_not_paired(here, here) is None
-    own = side_of(preset("own", "si", strength=1.0, num_tasks=TASKS, trials=2))
+    own = side_of(preset("custom", "si", strength=1.0, num_tasks=TASKS, trials=2))
     assert why_not_paired(own, own) == "nothing was kept that says whether streams of one's own are the same"
 
 

@@ -29,7 +29,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import engram.sklearn.classifier
 from engram import InputError
-from engram.config.settings import METHODS
+from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
 from engram.sklearn.reservoir import Reservoir
 
@@ -121,7 +121,9 @@ def test_the_example_in_its_docstring() -> None:
 batches_of_labels = st.lists(st.lists(st.sampled_from("abcde"), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
-@given(batches_of_labels, st.sampled_from(METHODS), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
+@given(
+    batches_of_labels, st.sampled_from(all_methods()), st.booleans(), st.booleans(), st.randoms(use_true_random=False)
+)
 @settings(deadline=None, max_examples=40)
 def test_any_labels_at_any_time(batches, method: str, masked: bool, steady: bool, random) -> None:
     classifier = ContinualClassifier(method=method, masked=masked, steady=steady, **SMALL)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engram import InputError
 from engram.common.tensor_file import read_tensors, write_tensors
-from engram.config.settings import METHODS
+from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
 
 KEPT = Path(__file__).parents[1] / "integrations" / "files" / "classifier-1.safetensors"
@@ -56,7 +56,7 @@ def assert_same(one: ContinualClassifier, other: ContinualClassifier) -> None:
 
 
 @given(
-    st.sampled_from(METHODS),
+    st.sampled_from(all_methods()),
     st.booleans(),
     st.sampled_from(
         [np.array(["a", "bc"]), np.array([3, -1]), np.array([True, False]), np.array(["x", "y"], dtype=object),
@@ -152,7 +152,7 @@ def what_is_said_of(path: Path) -> str | None:
         {"labels_type": "O!"},
         {"memory": [3, 1]},
         {"memory": [9, 1, 5]},
-        {"config": {"benchmark": "own", "method": "none"}},
+        {"config": {"benchmark": "custom", "method": "none"}},
         {"params": {"unknown": 1, "hidden": [4]}},
         {"params": None},
         {"num_calls": None},

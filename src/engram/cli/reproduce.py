@@ -13,8 +13,8 @@ from rich.console import Console
 from engram.cli.data import DataFolder, load_or_fetch
 from engram.cli.run import Address, Device, EngineName, Precision, StackSize, command_line
 from engram.common.errors import InputError
-from engram.config.presets import PARTS
-from engram.config.settings import BENCHMARKS, Config
+from engram.config.paper import PAPER_BENCHMARKS, PARTS
+from engram.config.settings import Config
 
 if TYPE_CHECKING:
     from engram.cli.interruption import Interruption
@@ -28,7 +28,7 @@ def reproduce(
     context: typer.Context,
     benchmark: Annotated[
         list[str] | None,
-        typer.Option(help=f"{', '.join(BENCHMARKS)}; may be repeated.", show_default="all four"),
+        typer.Option(help=f"{', '.join(PAPER_BENCHMARKS)}; may be repeated.", show_default="all four"),
     ] = None,
     part: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(PARTS)}; may be repeated.", show_default="all")
@@ -68,7 +68,7 @@ def reproduce(
 
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
-    parts = plan(tuple(benchmark or BENCHMARKS), tuple(part or PARTS), quick, trials)
+    parts = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
     command = command_line(context)

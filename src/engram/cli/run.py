@@ -13,8 +13,11 @@ from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
 from engram.common.errors import InputError, check_choice
+from engram.common.registry import BENCHMARKS
+from engram.config.methods import all_methods
+from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, preset
-from engram.config.settings import BENCHMARKS, METHODS, PAPER_METHODS, Config, load_config, parse_setting
+from engram.config.settings import Config, load_config, parse_setting
 
 if TYPE_CHECKING:
     from engram.cli.display import RunDisplay
@@ -25,7 +28,7 @@ ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is 
 
 Methods = Annotated[
     str | None,
-    typer.Option(help=f"Comma-separated, or 'all': {', '.join(METHODS)}.", show_default="the paper's eight"),
+    typer.Option(help=f"Comma-separated, or 'all': {', '.join(all_methods())}.", show_default="the paper's eight"),
 ]
 Trials = Annotated[
     int | None, typer.Option(help="Repetitions with other weights, orders and tasks.", show_default="10")
@@ -65,7 +68,9 @@ def run(
     benchmark: Annotated[
         str | None,
         typer.Argument(
-            metavar="BENCHMARK", help=f"{', '.join(BENCHMARKS)}; or a .toml file of settings.", show_default=False
+            metavar="BENCHMARK",
+            help=f"{', '.join(BENCHMARKS.names())}; or a .toml file of settings.",
+            show_default=False,
         ),
     ] = None,
     methods: Methods = None,
@@ -106,7 +111,7 @@ def run(
         _resume(resume, data, engine, address)
         return
     if benchmark is None:
-        raise InputError(f"BENCHMARK is missing: {', '.join(BENCHMARKS)}; or resume a run: --resume DIR")
+        raise InputError(f"BENCHMARK is missing: {', '.join(BENCHMARKS.names())}; or resume a run: --resume DIR")
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
     configs = configs_of(benchmark, methods, changes, steady)
@@ -223,10 +228,10 @@ def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], ste
         if methods is not None:
             raise InputError(f"{benchmark} names its own method, so --methods cannot be given with it")
         bases = [load_config(benchmark)]
-        if bases[0].benchmark == "own":
+        if bases[0].benchmark == "custom":
             raise InputError(f"{benchmark} has a custom stream, which only runs from Python: engram.run")
     else:
-        check_choice("benchmark", benchmark, BENCHMARKS)
+        check_choice("benchmark", benchmark, BENCHMARKS.names())
         bases = [preset(benchmark, name) for name in _method_names(methods)]
     if steady and not any(base.plastic for base in bases):
         raise InputError("--steady applies only to DHP methods")
@@ -237,9 +242,9 @@ def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], ste
 def _method_names(methods: str | None) -> list[str]:
     if methods is None:
         return list(PAPER_METHODS)
-    names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    names = list(all_methods()) if methods == "all" else [name.strip() for name in methods.split(",")]
     for name in names:
-        check_choice("method", name, METHODS)
+        check_choice("method", name, all_methods())
     if len(set(names)) < len(names):
         raise InputError(f"a method is named twice in {methods!r}")
     return names

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engram.common.errors import InputError, check_choice, printable
-from engram.config.settings import BENCHMARKS, DATASETS, METHODS
+from engram.common.registry import BENCHMARKS
+from engram.config.methods import all_datasets, all_methods
 
 if TYPE_CHECKING:
     from engram.report.layout import Table
@@ -28,9 +29,9 @@ RUNS = Path("runs")  # where `engram run` puts them
 MANY = 200  # runs to read before a progress bar is shown
 
 Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs, at any depth.")]
-Method = Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)}.", show_default=False)]
-Benchmark = Annotated[str | None, typer.Option(help=f"{', '.join(BENCHMARKS)}, own.", show_default=False)]
-DatasetName = Annotated[str | None, typer.Option("--dataset", help=f"{', '.join(DATASETS)}.", show_default=False)]
+Method = Annotated[str | None, typer.Option(help=f"{', '.join(all_methods())}.", show_default=False)]
+Benchmark = Annotated[str | None, typer.Option(help=f"{', '.join(BENCHMARKS.names())}, custom.", show_default=False)]
+DatasetName = Annotated[str | None, typer.Option("--dataset", help=f"{', '.join(all_datasets())}.", show_default=False)]
 State = Annotated[str | None, typer.Option(help="finished, unfinished, diverged, damaged.", show_default=False)]
 Where = Annotated[
     list[str] | None,

@@ -26,8 +26,10 @@ from engram.cli.run import (
     given_changes,
 )
 from engram.common.errors import InputError
+from engram.common.registry import BENCHMARKS
+from engram.config.methods import all_methods
 from engram.config.presets import CHOOSING, preset
-from engram.config.settings import BENCHMARKS, METHODS, Config
+from engram.config.settings import Config
 
 if TYPE_CHECKING:
     from engram.data.samples import Dataset
@@ -38,8 +40,12 @@ POINTS = 30
 
 def sweep(
     context: typer.Context,
-    benchmark: Annotated[str, typer.Argument(metavar="BENCHMARK", help=", ".join(BENCHMARKS), show_default=False)],
-    methods: Annotated[str, typer.Option(help=f"Comma-separated, or 'all': {', '.join(METHODS)}.", show_default=False)],
+    benchmark: Annotated[
+        str, typer.Argument(metavar="BENCHMARK", help=", ".join(BENCHMARKS.names()), show_default=False)
+    ],
+    methods: Annotated[
+        str, typer.Option(help=f"Comma-separated, or 'all': {', '.join(all_methods())}.", show_default=False)
+    ],
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=A,B,…", help="Values of a setting; may be repeated: every combination is tried."),

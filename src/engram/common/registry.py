@@ -90,9 +90,14 @@ class Registry:
     def facts(self, name: str) -> Mapping[str, Any]:
         """The facts given with a registration. Those of the package's own files are read without importing them."""
         source = self._sources.get(name)
-        if name not in self._registered and source is not None and source.facts is not None:
-            return source.facts
-        return self[name].facts
+        known = name in self._registered or (source is not None and source.facts is not None)
+        return self.known_facts(name) if known else self[name].facts
+
+    def known_facts(self, name: str) -> Mapping[str, Any]:
+        """The facts, as far as they are known without importing anything: none of an entry point that is not used."""
+        source = self._sources.get(name)
+        there = self._registered.get(name)
+        return there.facts if there is not None else (source and source.facts) or {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._registered or name in self._sources

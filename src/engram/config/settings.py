@@ -1,151 +1,191 @@
-"""The settings of an experiment: one method on one benchmark, over some trials. Every default lives here, once."""
+"""The settings of an experiment: one method on one benchmark, over some trials. Each is declared once, in `Config`.
+
+A field's metadata hold the rules for its value, the stage of an experiment that it touches, and how far models that
+train together must agree in it. Everything else that depends on such facts is computed from `SETTINGS`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.files import parse_json, read_text
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.config.methods import CUSTOM, all_datasets, all_methods, baseline_heads, datasets_of, parts_of
 
-BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
-PENALTIES = ("si", "ewc", "online-ewc", "mas")
-METHODS = ("finetune", "dhp", *(head + penalty for penalty in PENALTIES for head in ("", "dhp+")))
-PAPER_METHODS = tuple(method for method in METHODS if method not in ("ewc", "dhp+ewc"))
-LARGEST = 3.4028234663852886e38  # of the 32-bit numbers that networks compute with
+LARGEST = 3.4028234663852886e38  # of 32-bit floats, which networks compute with
 MAX_BYTES = 2**14  # of a file of settings, which has one or two thousand
-MAX_WHOLE = 2**128 - 1  # of whole numbers; larger ones than any seed cannot even be written down
-MOST = {"trials": 10**6, "num_tasks": 10**4}  # tables of results grow with them
-DATASETS = ("mnist", "mnist-small", "fashion-mnist", "notmnist", "five-datasets", "own")
-DATASET_OF = {"vision-mixture": "five-datasets", "own": "own"}  # the other benchmarks have a choice
+MAX_WHOLE = 2**128 - 1  # of whole numbers
+
+Stage = Literal["method", "trial", "stream", "features", "head", "penalty", "training"]
+Agree = Literal["run", "stack", "section", "free"]
+# run: all configs of a run have the same tasks
+# stack: models that train together take the same steps
+# section: models that are computed as one have the same architecture
+# free: any two models may differ
+
+
+class Rule(NamedTuple):
+    """What a value must fulfil, and the words for it: "epochs must be at least 1"."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def at_least(least: int) -> Rule:
+    return Rule(lambda value: value >= least, f"at least {least}")
+
+
+def at_most(most: int) -> Rule:
+    return Rule(lambda value: value <= most, f"at most {most}")
+
+
+FINITE = Rule(lambda value: abs(value) <= LARGEST, "a number")
+POSITIVE = Rule(lambda value: 0 < value <= LARGEST, "above 0")
+NOT_NEGATIVE = Rule(lambda value: 0 <= value <= LARGEST, "at least 0")
+FRACTION = Rule(lambda value: 0 <= value <= 1, "in [0, 1]")
+WIDTHS = Rule(lambda value: len(value) > 0 and all(width >= 1 for width in value), "widths of at least 1")
+
+
+def setting(
+    *rules: Rule, stage: Stage, agree: Agree = "free", choices: Callable[[], Iterable[str]] | None = None, **field: Any
+) -> Any:
+    """A field of `Config`; `default` is among the arguments that go to `dataclasses.field`."""
+    facts = {"rules": rules, "stage": stage, "agree": agree, "choices": choices}
+    return dataclasses.field(metadata=facts, **field)
+
+
+def one_of(*names: str) -> Callable[[], Iterable[str]]:
+    return lambda: names
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that a result depends on, but for the data themselves. `engram.preset` fills in the paper's values.
+    """Everything that a result depends on, except for the data. `engram.preset` fills in the paper's values.
 
-    The benchmark "own" stands for a stream of one's own, given to `engram.run`.
+    The benchmark "custom" stands for a stream that you pass to `engram.run`.
+
+        config = engram.Config("split-mnist", "dhp+si", strength=1.0, num_tasks=5)
+        config.replace(epochs=3)
     """
 
-    benchmark: str
-    method: str
+    benchmark: str = dataclasses.field(metadata={"stage": "stream", "agree": "run"})
+    method: str = dataclasses.field(metadata={"stage": "method"})
 
-    trials: int = 10
-    first_trial: int = 0  # trial 7 alone is first_trial=7, trials=1
-    seed: int = 0
+    trials: int = setting(at_least(1), at_most(10**6), default=10, stage="trial", agree="run")
+    first_trial: int = setting(at_least(0), default=0, stage="trial", agree="run")  # trial 7 alone: 7, with trials=1
+    seed: int = setting(at_least(0), default=0, stage="trial", agree="run")
 
-    # the stream
-    dataset: str = "mnist"
-    num_tasks: int = 10
-    max_samples: int | None = None  # of each dataset, for training and for testing each: the first; None for all
-    imbalance_seed: int = 0  # of the removal probabilities; the same in all experiments
-    mask_training: bool = True  # other tasks' outputs, in training too; else only when examined
-    examine: str = "test"  # or "validation": the last sixth of the training samples, on which nothing is trained
+    dataset: str = setting(default="mnist", stage="stream", agree="run")
+    num_tasks: int = setting(at_least(1), at_most(10**4), default=10, stage="stream", agree="run")
+    # At most so many samples of each dataset for training and for testing, the first ones; None for all.
+    max_samples: int | None = setting(at_least(1), default=None, stage="stream", agree="run")
+    # Of the removal probabilities; the same in all experiments.
+    imbalance_seed: int = setting(at_least(0), default=0, stage="stream", agree="run")
+    # Whether other tasks' outputs are masked in training too, or only in evaluation.
+    mask_training: bool = setting(default=True, stage="training", agree="run")
+    # What networks are evaluated on. "validation": the last sixth of the training samples, which are not trained on.
+    examine: str = setting(default="test", stage="stream", agree="run", choices=one_of("test", "validation"))
 
-    # the network
-    network: str = "mlp"  # or "cnn", or "own" for features that are given to `engram.run`
-    hidden: tuple[int, ...] = (400, 400)
-    leaky_slope: float = 0.01
-    input_mean: float = 0.0  # of the pixels in [0, 1]; the network sees (pixel − mean) / std
-    input_std: float = 1.0
-    initialisation: str = "pytorch"  # of the features; or "he"
+    # "custom" for features that are passed to `engram.run`.
+    network: str = setting(default="mlp", stage="features", agree="section", choices=one_of("mlp", "cnn", CUSTOM))
+    hidden: tuple[int, ...] = setting(WIDTHS, default=(400, 400), stage="features", agree="section")
+    leaky_slope: float = setting(FRACTION, default=0.01, stage="features", agree="section")
+    # Of pixels in [0, 1]: the network's inputs are (pixel − mean) / std.
+    input_mean: float = setting(FINITE, default=0.0, stage="features", agree="section")
+    input_std: float = setting(POSITIVE, default=1.0, stage="features", agree="section")
+    initialisation: str = setting(default="pytorch", stage="features", choices=one_of("pytorch", "he"))
 
-    # the head: plastic for the methods with "dhp", else the baseline
-    eta: float = 1e-3
-    eta_range: str = "unit"
-    alpha: str = "synapse"
-    alpha_init: float = 0.01  # α = alpha_init · U(0, 1)
-    learn_eta: bool = True
-    trace_gradient: bool = True  # whether the loss is differentiated through what a batch writes
-    trace_scale: float | None = None  # the root mean square at which each class's trace is read; None for as written
-    trace_centred: bool = False  # write each class's mean less the mean of all classes of the batch
-    baseline_head: str = "matched"
-    baseline_trace: float = 1.0  # the constant that stands in the place of a trace in the matched head
+    eta: float = setting(FINITE, default=1e-3, stage="head")
+    eta_range: str = setting(default="unit", stage="head", agree="section", choices=one_of("unit", "unbounded"))
+    alpha: str = setting(default="synapse", stage="head", agree="section", choices=one_of("synapse", "uniform"))
+    alpha_init: float = setting(NOT_NEGATIVE, default=0.01, stage="head")  # α = alpha_init · U(0, 1)
+    learn_eta: bool = setting(default=True, stage="head")
+    # Whether the loss is differentiated through what a batch writes into the trace.
+    trace_gradient: bool = setting(default=True, stage="head", agree="section")
+    # The root mean square at which each class's trace is read; None for the trace as it was written.
+    trace_scale: float | None = setting(POSITIVE, default=None, stage="head", agree="section")
+    # Write each class's mean minus the mean over all classes of the batch.
+    trace_centred: bool = setting(default=False, stage="head", agree="section")
+    # The head of methods that name none.
+    baseline_head: str = setting(default="matched", stage="head", agree="section", choices=baseline_heads)
+    # The constant in place of a trace in the matched head.
+    baseline_trace: float = setting(POSITIVE, default=1.0, stage="head")
 
-    # the penalty; None for the methods without
-    strength: float | None = None
-    penalty_step: str = "proximal"
-    regularize_alpha: bool = False
-    protect: str = "slow"  # weights; or "in-force", slow plus fast
-    gamma: float = 1.0  # Online EWC
-    fisher_labels: str = "true"  # EWC and Online EWC
-    xi: float = 0.1  # SI
+    strength: float | None = setting(POSITIVE, default=None, stage="penalty")  # None for methods without a penalty
+    penalty_step: str = setting(default="proximal", stage="penalty", choices=one_of("proximal", "gradient"))
+    regularize_alpha: bool = setting(default=False, stage="penalty")
+    # The weights that are protected: slow ones, or slow plus fast ones.
+    protect: str = setting(default="slow", stage="penalty", choices=one_of("slow", "in-force"))
+    gamma: float = setting(FRACTION, default=1.0, stage="penalty")  # Online EWC
+    # EWC and Online EWC
+    fisher_labels: str = setting(default="true", stage="penalty", choices=one_of("true", "sampled", "exact"))
+    xi: float = setting(POSITIVE, default=0.1, stage="penalty")  # SI
 
-    # training by plain SGD
-    epochs: int = 20
-    batch_size: int = 64
-    learning_rate: float = 0.01
+    epochs: int = setting(at_least(1), default=20, stage="training", agree="stack")
+    batch_size: int = setting(at_least(1), default=64, stage="training", agree="stack")
+    learning_rate: float = setting(POSITIVE, default=0.01, stage="training")  # of plain SGD
 
     def __post_init__(self) -> None:
-        check_choice("benchmark", self.benchmark, (*BENCHMARKS, "own"))
-        check_choice("method", self.method, METHODS)
-        check_choice("dataset", self.dataset, DATASETS)
-        only = DATASET_OF.get(self.benchmark)
-        if self.dataset != only and (only is not None or self.dataset in DATASET_OF.values()):
-            raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
-        check_choice("network", self.network, ("mlp", "cnn", "own"))
-        check_choice("examine", self.examine, ("test", "validation"))
-        check_choice("initialisation", self.initialisation, ("pytorch", "he"))
-        check_choice("protect", self.protect, ("slow", "in-force"))
-        check_choice("eta_range", self.eta_range, ("unit", "unbounded"))
-        check_choice("alpha", self.alpha, ("synapse", "uniform"))
-        check_choice("baseline_head", self.baseline_head, ("matched", "plain"))
-        check_choice("penalty_step", self.penalty_step, ("proximal", "gradient"))
-        check_choice("fisher_labels", self.fisher_labels, ("true", "sampled", "exact"))
-        for name in ("trials", "num_tasks", "epochs", "batch_size"):
-            _check(name, getattr(self, name) >= 1, self, "at least 1")
-        for name, most in MOST.items():
-            _check(name, getattr(self, name) <= most, self, f"at most {most}")
-        for name in ("seed", "imbalance_seed", "first_trial"):
-            _check(name, getattr(self, name) >= 0, self, "at least 0")
-        _check(
-            "hidden",
-            len(self.hidden) > 0 and all(width >= 1 for width in self.hidden),
-            self,
-            "widths of at least 1",
-        )
-        _check("leaky_slope", 0 <= self.leaky_slope <= 1, self, "in [0, 1]")
-        _check("eta", abs(self.eta) <= LARGEST, self, "a number")
-        _check("eta", self.eta_range == "unbounded" or 0 <= self.eta <= 1, self, "in [0, 1]")
-        _check("input_mean", abs(self.input_mean) <= LARGEST, self, "a number")
-        _check("input_std", 0 < self.input_std <= LARGEST, self, "above 0")
-        _check("baseline_trace", 0 < self.baseline_trace <= LARGEST, self, "above 0")
-        _check("alpha_init", 0 <= self.alpha_init <= LARGEST, self, "at least 0")
-        _check("trace_scale", self.trace_scale is None or 0 < self.trace_scale <= LARGEST, self, "above 0")
-        _check("learning_rate", 0 < self.learning_rate <= LARGEST, self, "above 0")
-        _check("gamma", 0 <= self.gamma <= 1, self, "in [0, 1]")
-        _check("xi", 0 < self.xi <= LARGEST, self, "above 0")
-        _check("max_samples", self.max_samples is None or self.max_samples >= 1, self, "at least 1")
-        if self.strength is not None:
-            _check("strength", 0 < self.strength <= LARGEST, self, "above 0")
-        elif self.penalty is not None:
+        check_choice("benchmark", self.benchmark, (*BENCHMARKS.names(), CUSTOM))
+        check_choice("method", self.method, all_methods())
+        self._check_dataset()
+        for name, facts in SETTINGS.items():
+            value = getattr(self, name)
+            if facts.choices is not None:
+                check_choice(name, value, facts.choices())
+            for rule in facts.rules:
+                if not (value is None and facts.optional):
+                    self._check(name, rule.holds(value), rule.words)
+        self._check("eta", self.eta_range == "unbounded" or 0 <= self.eta <= 1, FRACTION.words)
+        if self.penalty is not None and self.strength is None:
             raise InputError(f"the method {self.method} needs a strength, and has none: strength must be above 0")
+
+    def _check(self, name: str, holds: bool, words: str) -> None:
+        if not holds:
+            raise InputError(f"{name} must be {words}, not {shortened(getattr(self, name))}")
+
+    def _check_dataset(self) -> None:
+        allowed = datasets_of(self.benchmark)
+        if self.dataset in allowed:
+            return
+        if self.dataset in all_datasets():
+            raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
+        check_choice("dataset", self.dataset, allowed)
+
+    @property
+    def head(self) -> str:
+        """The name of the head: the method's, or the baseline's for a method that names none."""
+        return parts_of(self.method).head or self.baseline_head
 
     @property
     def plastic(self) -> bool:
-        """Whether the method has the DHP Softmax as its head."""
-        return self.method.split("+")[0] == "dhp"
+        """Whether the method names a head, as "dhp" and "dhp+si" do, and does not have the baseline's."""
+        return parts_of(self.method).head is not None
 
     @property
     def penalty(self) -> str | None:
-        """The method's consolidation, or None."""
-        last = self.method.split("+")[-1]
-        return last if last in PENALTIES else None
+        """The name of the method's penalty, or None."""
+        return parts_of(self.method).penalty
 
     def replace(self, **changes: Any) -> Config:
-        """The same settings but for some; unknown names and values of the wrong type are refused."""
+        """The same settings with some changed. Unknown names and values of the wrong type are refused."""
         return from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
+        """The settings by name, as JSON can hold them."""
         return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
 
     def to_toml(self) -> str:
-        """One `name = value` a line; what is None is left out."""
+        """One line `name = value` for each setting that is not None."""
         settings = ((name, value) for name, value in self.to_dict().items() if value is not None)
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings)
 
@@ -153,10 +193,75 @@ class Config:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-KINDS = {field.name: str(field.type) for field in dataclasses.fields(Config)}  # of all settings, by name
+@dataclass(frozen=True)
+class Setting:
+    """What is declared of one field of `Config`."""
+
+    name: str
+    type: type  # str, bool, int, float, or tuple, of whole numbers
+    optional: bool  # whether it may be None
+    default: Any
+    stage: Stage
+    agree: Agree
+    rules: tuple[Rule, ...]
+    choices: Callable[[], Iterable[str]] | None
+
+    @property
+    def is_number(self) -> bool:
+        return self.type in (int, float)
+
+    @property
+    def words(self) -> str:
+        """The type, in words."""
+        words = {str: "a word", int: "a whole number", float: "a number", bool: "true or false"}
+        return words.get(self.type, "a list of whole numbers")
+
+
+def _declared(field: dataclasses.Field[Any], hint: Any) -> Setting:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = (kind for kind in kinds if kind is not types.NoneType)
+    facts = {"agree": "free", "rules": (), "choices": None, **field.metadata}
+    return Setting(field.name, typing.get_origin(kind) or kind, len(kinds) > 1, field.default, **facts)
+
+
+_HINTS = typing.get_type_hints(Config)
+SETTINGS = {field.name: _declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
+
+
+def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
+    """The names of the settings of a stage, or in which models must agree so far: `names_of(agree="run")`."""
+    chosen = (s for s in SETTINGS.values() if stage in (None, s.stage) and agree in (None, s.agree))
+    return tuple(found.name for found in chosen)
+
+
+def has_effect(name: str, config: Config) -> bool:
+    """Whether a setting changes anything for this method and benchmark.
+
+    Registrations name the settings that they use. One that some name matters only to those; another matters to all.
+    """
+    parts = {
+        "stream": (BENCHMARKS, config.benchmark),
+        "head": (HEADS, config.head),
+        "penalty": (PENALTIES, config.penalty),
+    }
+    registry, part = parts.get(SETTINGS[name].stage, (None, None))
+    if name == "baseline_head" or (name == "regularize_alpha" and not config.plastic):
+        return name == "baseline_head" and not config.plastic
+    if registry is None or part == CUSTOM:
+        return True
+    if part is None:
+        return False
+    if name in registry.facts(part).get("settings", {}).values():
+        return True
+    return not any(name in registry.known_facts(other).get("settings", {}).values() for other in registry.names())
 
 
 def from_dict(settings: Mapping[str, Any]) -> Config:
+    """A config from settings by name. Unknown names and values of the wrong type are refused.
+
+    Args:
+        settings: as `Config.to_dict` gives them; those left out have their defaults.
+    """
     values = {name: as_setting(name, value) for name, value in settings.items()}
     missing = {"benchmark", "method"} - set(values)
     if missing:
@@ -165,18 +270,35 @@ def from_dict(settings: Mapping[str, Any]) -> Config:
 
 
 def as_setting(name: str, value: Any) -> Any:
-    """The value as a setting of that name has it; unknown names and values of the wrong type are refused."""
-    check_choice("setting", name, KINDS)
-    return _as_type(name, value, KINDS[name])
+    """A value as the type of that setting: a whole number serves as a float, a list as a tuple."""
+    check_choice("setting", name, SETTINGS)
+    facts = SETTINGS[name]
+    if value is None and facts.optional:
+        return None
+    if facts.type is tuple and isinstance(value, list | tuple) and all(_is_whole(v) for v in value):
+        return tuple(value)
+    if facts.type is float and type(value) in (int, float) and abs(value) <= LARGEST:
+        return float(value)
+    if type(value) is facts.type and facts.type is not float and (facts.type is not int or _is_whole(value)):
+        return value
+    raise InputError(f"{name} must be {facts.words}, not {shortened(value)}")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) <= MAX_WHOLE
 
 
 def load_config(path: str | Path) -> Config:
-    """Read settings from a .toml or .json file."""
+    """Read settings from a .toml or .json file.
+
+    Args:
+        path: a file as `Config.to_toml` or `Config.to_json` gives it.
+    """
     path = Path(path)
     readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
     read = readers.get(path.suffix)
     if read is None:
-        raise InputError(f"settings are read from a .toml or a .json file, not from {path}")
+        raise InputError(f"settings are read from a .toml or .json file, not from {path}")
     try:
         settings = read(read_text(path, MAX_BYTES))
         if not isinstance(settings, dict):
@@ -189,42 +311,14 @@ def load_config(path: str | Path) -> Config:
 
 
 def parse_setting(text: str) -> dict[str, Any]:
-    """A setting as a person types it: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`."""
+    """A setting as it is typed on the command line: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise InputError(f"a setting is written name=value, not {shortened(text)}")
-    check_choice("setting", name, KINDS)
-    if KINDS[name] == "str":
+    check_choice("setting", name, SETTINGS)
+    if SETTINGS[name].type is str:
         return {name: value}
     try:
         return {name: parse_json(value)}
     except InputError:
-        raise InputError(f"{name} must be {_in_words(KINDS[name])}, not {shortened(value)}") from None
-
-
-def _check(name: str, holds: bool, config: Config, rule: str) -> None:
-    if not holds:
-        raise InputError(f"{name} must be {rule}, not {shortened(getattr(config, name))}")
-
-
-def _as_type(name: str, value: Any, kind: str) -> Any:
-    """The value as the type that its field declares; a whole number serves as a float."""
-    if value is None and "None" in kind:
-        return None
-    kind = kind.removesuffix(" | None")
-    if kind == "tuple[int, ...]" and isinstance(value, list | tuple) and all(_is_whole(v) for v in value):
-        return tuple(value)
-    if kind == "float" and type(value) in (int, float) and abs(value) <= LARGEST:
-        return float(value)
-    if type(value).__name__ == kind and (kind != "int" or _is_whole(value)):
-        return value
-    raise InputError(f"{name} must be {_in_words(kind)}, not {shortened(value)}")
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) <= MAX_WHOLE
-
-
-def _in_words(kind: str) -> str:
-    words = {"str": "a word", "int": "a whole number", "float": "a number", "bool": "true or false"}
-    return words.get(kind.removesuffix(" | None"), "a list of whole numbers")
+        raise InputError(f"{name} must be {SETTINGS[name].words}, not {shortened(value)}") from None

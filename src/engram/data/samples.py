@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 
-Origin = Literal["published", "structure", "own"]
+Origin = Literal["published", "structure", "custom"]
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Stream:
         train, test = (
             sum(len(samples) for samples in part) for part in zip(*((t.train, t.test) for t in self), strict=True)
         )
-        return {"name": "own", "origin": "own", "train": train, "test": test}
+        return {"name": "custom", "origin": "custom", "train": train, "test": test}
 
 
 def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream]:

@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 from engram.common.errors import InputError, check_choice, reason, shortened
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, Registration
 from engram.common.seeding import derive_seed
-from engram.config.presets import MIXTURE
 from engram.config.settings import Config
 from engram.data import streams
+from engram.data.benchmarks import source_names
 from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.freezing import frozen
-from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
-from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC, Penalty
+from engram.penalties import NoPenalty, Penalty
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Custom:
     """Functions that make the parts of a model, called once for every model, in place of what its config names.
 
     Args:
-        features: makes a module from inputs to features (batch, width), for configs with network="own".
+        features: makes a module from inputs to features (batch, width), for configs with network="custom".
         head: makes a head from (width, classes); it is called as head(hidden, targets).
         penalty: makes a penalty for a model.
 
@@ -53,7 +53,7 @@ MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several 
 
 def dataset_names(config: Config) -> tuple[str, ...]:
     """The datasets that an experiment needs."""
-    return MIXTURE[: config.num_tasks] if config.dataset == "five-datasets" else (config.dataset,)
+    return source_names(config.dataset, config.num_tasks)
 
 
 def load_datasets(config: Config, folder: str | Path | None) -> list[Dataset]:
@@ -66,30 +66,8 @@ def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Data
         datasets = [dataset.held_out() for dataset in datasets]
     if config.max_samples is not None:
         datasets = [dataset.shortened(config.max_samples) for dataset in datasets]
-    made = _streams(config, trials, datasets)
+    made: list[Stream] = _built(BENCHMARKS[config.benchmark], config, datasets, trials)
     return made if config.mask_training else [streams.masked_only_when_examined(stream) for stream in made]
-
-
-def _streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
-    if config.benchmark == "vision-mixture":
-        return [streams.mixture(datasets, num_tasks=config.num_tasks)] * len(trials)
-    (dataset,) = datasets
-    if config.benchmark == "split-mnist":
-        return [streams.split(dataset, num_tasks=config.num_tasks)] * len(trials)
-    if config.benchmark == "permuted-mnist":
-        return [
-            streams.permuted(dataset, num_tasks=config.num_tasks, seed=config.seed, trial=trial) for trial in trials
-        ]
-    return [
-        streams.imbalanced(
-            dataset,
-            num_tasks=config.num_tasks,
-            seed=config.seed,
-            trial=trial,
-            imbalance_seed=config.imbalance_seed,
-        )
-        for trial in trials
-    ]
 
 
 def build_learner(
@@ -161,7 +139,7 @@ def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
 
 def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -> int:
     """How many features there are; a module of one's own is asked."""
-    if config.network != "own":
+    if config.network != "custom":
         return config.hidden[-1]
     if not isinstance(features, nn.Module):
         raise InputError(f"features must be a function that makes a module, not a {type(features).__name__}")
@@ -174,39 +152,23 @@ def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -
 
 
 def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
-    if config.plastic:
-        return DHPSoftmax(
-            width,
-            num_classes,
-            eta=config.eta,
-            alpha=config.alpha,
-            eta_range=config.eta_range,
-            alpha_init=config.alpha_init,
-            learn_eta=config.learn_eta,
-            trace_gradient=config.trace_gradient,
-            trace_scale=config.trace_scale,
-            trace_centred=config.trace_centred,
-        )
-    if config.baseline_head == "matched":
-        return MatchedSoftmax(width, num_classes, trace=config.baseline_trace)
-    return PlainSoftmax(width, num_classes)
+    return _built(HEADS[config.head], config, width, num_classes)
 
 
 def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     if config.strength is None or config.penalty is None:
         return NoPenalty(model)
-    common: dict[str, Any] = {
-        "strength": config.strength,
-        "regularize_alpha": config.regularize_alpha,
-        "protect": config.protect,
-    }
-    if config.penalty == "si":
-        return SI(model, xi=config.xi, **common)
-    if config.penalty == "mas":
-        return MAS(model, **common)
-    seed = derive_seed(config.seed, "fisher", trial) if config.fisher_labels == "sampled" else 0
-    common |= {"labels": config.fisher_labels, "seed": seed}
-    return EWC(model, **common) if config.penalty == "ewc" else OnlineEWC(model, gamma=config.gamma, **common)
+    registration = PENALTIES[config.penalty]
+    more: dict[str, Any] = {name: getattr(config, name) for name in ("strength", "regularize_alpha", "protect")}
+    if "draws" in registration.facts:
+        more["seed"] = derive_seed(config.seed, registration.facts["draws"], trial)
+    return _built(registration, config, model, **more)
+
+
+def _built(registration: Registration, config: Config, *inputs: Any, **more: Any) -> Any:
+    """What a registration makes, from the settings that it names."""
+    settings = registration.facts.get("settings", {})
+    return registration.make(*inputs, **more, **{name: getattr(config, field) for name, field in settings.items()})
 
 
 def choose_device(name: str) -> torch.device:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
-from engram.config.settings import Config
+from engram.common.registry import HEADS
+from engram.config.settings import SETTINGS, Config, has_effect, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
 from engram.engine.cpu.step import has_gradient_hooks, own_method
@@ -68,12 +69,13 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
 
 def _architecture(config: Config) -> tuple:
     """What models must have in common; a matched head has the shapes of a plastic one."""
-    plain = not config.plastic and config.baseline_head == "plain"
-    head = "plain" if plain else config.alpha if config.plastic else "synapse"
-    trace = (config.trace_gradient, config.trace_scale, config.trace_centred) if config.plastic else (True, None, False)
-    inputs = (config.input_mean, config.input_std)
+    head = "dhp" if config.head == "matched" else config.head
+    used = () if head in ("dhp", "plain") else HEADS.facts(head).get("settings", {}).values()  # by another package's
+    names = [name for name in names_of(agree="section") if name != "baseline_head"]
+    # What a matched head has no use for is as by default. eta_range is asked of all: it clamps a whole section.
+    values = [getattr(config, n) if n == "eta_range" or has_effect(n, config) else SETTINGS[n].default for n in names]
     step = config.penalty_step if config.protect == "in-force" else None  # anchors that move do so at different moments
-    return (config.network, config.hidden, config.leaky_slope, *inputs, head, config.eta_range, *trace, step)
+    return (head, *values, *(getattr(config, name) for name in used), step)
 
 
 def load_kernels(dtype: torch.dtype) -> ModuleType | None:
@@ -173,7 +175,7 @@ def _state(section: Section) -> dict[str, Tensor]:
 
 def _has_own_parts(learner: Learner) -> bool:
     head = getattr(learner.model, "head", None)
-    return learner.config.network == "own" or type(head) not in (DHPSoftmax, MatchedSoftmax, PlainSoftmax)
+    return learner.config.network == "custom" or type(head) not in (DHPSoftmax, MatchedSoftmax, PlainSoftmax)
 
 
 Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one config in one trial

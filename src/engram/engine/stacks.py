@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engram.common.errors import InputError, shortened
-from engram.config.settings import Config
+from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.samples import Dataset
 from engram.data.streams import Stream, masked_only_when_examined, move_streams
 from engram.engine.build import (
@@ -30,20 +30,10 @@ from engram.engine.program import Batches
 from engram.engine.progress import Key
 from engram.nn.networks import Network
 
-SAME_TASKS = (  # configs that agree in these learn the same tasks in the same trials
-    "benchmark",
-    "dataset",
-    "num_tasks",
-    "max_samples",
-    "seed",
-    "imbalance_seed",
-    "mask_training",
-    "examine",
-    "trials",
-    "first_trial",
-)
-SAME_STEPS = ("epochs", "batch_size")  # configs of one stack agree in these too
-NO_SIZE = ("strength", "eta", "xi", "gamma", "learning_rate")  # settings on which no model's memory depends
+SAME_TASKS = names_of(agree="run")  # configs that agree in these learn the same tasks in the same trials
+SAME_STEPS = names_of(agree="stack")  # configs of one stack agree in these too
+# Numbers in which models that are computed as one may differ: no model's memory depends on them.
+NO_SIZE = [name for name in names_of(agree="free") if SETTINGS[name].type is float]
 
 
 @dataclass(frozen=True)

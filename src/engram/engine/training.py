@@ -133,7 +133,7 @@ def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTO
         values = {getattr(config, name): None for config in configs.values()}
         if len(values) > 1:
             raise InputError(f"what is run together must have one {name}, not {' and '.join(map(str, values))}")
-    if any((custom.features is not None) != (config.network == "own") for config in configs.values()):
-        raise InputError("features go with network='own', and only with that: engram.run(config, features=...)")
+    if any((custom.features is not None) != (config.network == "custom") for config in configs.values()):
+        raise InputError("features go with network='custom', and only with that: engram.run(config, features=...)")
     if custom.penalty is not None and any(config.penalty is not None for config in configs.values()):
         raise InputError("a custom penalty goes with the methods finetune and dhp, which have none")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.common.errors import InputError, NotFiniteError, check_choice
+from engram.common.registry import HEADS
 from engram.nn.distributed import Ranks, SumOverRanks, ranks_of_call
 from engram.nn.growth import grow_rows
 from engram.nn.mapping import mapped
@@ -126,6 +127,19 @@ def _as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:
     return alpha if alpha.ndim == weight.ndim else alpha.unsqueeze(-1).unsqueeze(-1)
 
 
+@HEADS.register(
+    "dhp",
+    settings={
+        "eta": "eta",
+        "alpha": "alpha",
+        "eta_range": "eta_range",
+        "alpha_init": "alpha_init",
+        "learn_eta": "learn_eta",
+        "trace_gradient": "trace_gradient",
+        "trace_scale": "trace_scale",
+        "trace_centred": "trace_centred",
+    },
+)
 class DHPSoftmax(nn.Module):
     """A softmax output layer with Differentiable Hebbian Plasticity.
 

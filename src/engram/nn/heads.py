@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import math
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, check_choice
+from engram.common.registry import HEADS
 from engram.nn.dhp import DHPSoftmax, plastic_weight
 from engram.nn.growth import grow_rows
 
 
+def list(pattern: str = "*") -> builtins.list[str]:
+    """The names of the heads that match a pattern.
+
+    Args:
+        pattern: as in a shell: "d*".
+
+        engram.heads.list()  # ["dhp", "matched", "plain"]
+    """
+    return [name for name in HEADS.names() if fnmatchcase(name, pattern)]
+
+
+def create(name: str, in_features: int, out_features: int, **settings: Any) -> nn.Module:
+    """A head by its name.
+
+    Args:
+        name: one of `list()`.
+        in_features: the width of the features.
+        out_features: the number of classes.
+        settings: of the head, by name.
+
+        engram.heads.create("dhp", 512, 10, eta=1e-4)
+    """
+    make = HEADS[name].make
+    known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for setting in settings:
+        check_choice(f"setting of the head {name},", setting, known)
+    return make(in_features, out_features, **settings)
+
+
+@HEADS.register("plain", baseline=True)
 class PlainSoftmax(nn.Linear):
     """The ordinary softmax layer, without bias:  z = θ h."""
 
@@ -31,6 +66,7 @@ class PlainSoftmax(nn.Linear):
         return {"weight": torch.ones_like(self.weight)}
 
 
+@HEADS.register("matched", baseline=True, settings={"trace": "baseline_trace"})
 class MatchedSoftmax(DHPSoftmax):
     """The paper's baseline, as large as the plastic layer by an extra set of slow weights:  z = (θ + c θ′) h.
 

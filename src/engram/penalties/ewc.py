@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError, check_choice
+from engram.common.registry import PENALTIES
 from engram.nn.distributed import rank_of, ranks_of
 from engram.nn.freezing import frozen
 from engram.nn.masking import mask_logits
@@ -17,6 +18,7 @@ from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample, unpack
 
 
+@PENALTIES.register("ewc", settings={"labels": "fisher_labels"}, draws="fisher")
 class EWC(Penalty):
     """EWC (Kirkpatrick et al. 2017), with a term of its own for every task.
 
@@ -95,6 +97,7 @@ class EWC(Penalty):
         return batch
 
 
+@PENALTIES.register("online-ewc", settings={"labels": "fisher_labels", "gamma": "gamma"}, draws="fisher")
 class OnlineEWC(EWC):
     """Online EWC (Schwarz et al. 2018): one term for all tasks, so that its cost does not grow with them.
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engram.common.registry import PENALTIES
 from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample
 
 
+@PENALTIES.register("mas")
 class MAS(Penalty):
     """MAS (Aljundi et al. 2018). It needs no labels: a batch may also be the inputs alone.
 

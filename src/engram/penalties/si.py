@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
+from engram.common.registry import PENALTIES
 from engram.nn.distributed import ranks_of, take_from_first_rank
 from engram.penalties.base import Penalty
 from engram.penalties.gradients import Gradients
@@ -17,6 +18,7 @@ from engram.penalties.gradients import Gradients
 LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
 
 
+@PENALTIES.register("si", settings={"xi": "xi"})
 class SI(Penalty):
     """SI (Zenke et al. 2017). `strength` is its c; importance is gathered while a task is learned.
 

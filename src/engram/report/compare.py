@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError
-from engram.config.settings import KINDS
+from engram.config.settings import SETTINGS, has_effect, names_of
 from engram.report.layout import Table, number
 from engram.report.tables import difference_cells, with_error
 from engram.runs import metrics
@@ -15,10 +15,8 @@ from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 from engram.runs.store.stored import Stored
 
-# All that the samples of a task, their order and the initial weights are drawn from, but for the trial's number; on
-# one benchmark it is one thing more.
-DRAWN_FROM = ("benchmark", "dataset", "num_tasks", "seed", "max_samples", "examine")
-DRAWN_FROM_TOO = {"imbalanced-permuted-mnist": ("imbalance_seed",)}
+# All that the samples of a task, their order and the initial weights are drawn from, but for the trial's number.
+DRAWN_FROM = (*names_of(stage="stream"), "seed")
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,12 @@ def opposite(side: Side, baselines: Sequence[Side], alone: bool) -> Side | None:
 def why_not_paired(side: Side, baseline: Side) -> str | None:
     """A reason against comparing trial k of one with trial k of the other; None where they had the same tasks."""
     here, there = side.result.config, baseline.result.config
-    for name in (*DRAWN_FROM, *DRAWN_FROM_TOO.get(here.benchmark, ())):
+    for name in DRAWN_FROM:
         ours, theirs = getattr(here, name), getattr(there, name)
-        if ours != theirs:
+        if ours != theirs and has_effect(name, here):
             return f"their {name} differs ({_shown(ours)} and {_shown(theirs)})"
     prints = [found.about.get("fingerprints") for found in (side, baseline)]
-    if here.benchmark == "own":
+    if here.benchmark == "custom":
         return "nothing was kept that says whether streams of one's own are the same"
     if side.result.data != baseline.result.data or (None not in prints and prints[0] != prints[1]):
         return "their data are not the same files"
@@ -109,7 +107,7 @@ def settings_table(sides: Sequence[Side]) -> Table:
     groups = [group for group in by_label.values() if len(group) > 1] or [list(sides)]
     rows = [
         (name, *(_gather([side for side in sides if side.run == run], name) for run in names))
-        for name in KINDS
+        for name in SETTINGS
         if name != "method" and any(len({getattr(s.result.config, name) for s in group}) > 1 for group in groups)
     ]
     notes = () if rows else ("All settings are the same.",)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engram.config.presets import PAPER_RESULTS, changes_from_preset
+from engram.config.paper import PAPER_RESULTS
+from engram.config.presets import changes_from_preset
+from engram.config.settings import names_of
 from engram.runs import metrics
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -48,7 +50,7 @@ def pairs(results: Sequence[Result]) -> list[Pair]:
 def has_paper_data(results: Sequence[Result]) -> bool:
     """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
     config = results[0].config
-    others = {"dataset", "num_tasks", "max_samples", "examine"} & changes_from_preset(config).keys()
+    others = set(names_of(stage="stream")) & changes_from_preset(config).keys()
     return config.benchmark in PAPER_RESULTS and not others
 
 

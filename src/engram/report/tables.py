@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from engram.config.presets import TITLES, changes_from_preset
+from engram.config.presets import changes_from_preset, title_of
 from engram.report.layout import Table, count, number, rounded
 from engram.report.pairs import has_paper_data, pairs, paper_value
 from engram.runs import metrics
@@ -72,7 +72,7 @@ def so_far(results: Sequence[Result]) -> Table | None:
         accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
         lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
         rows.append((result.config.method, with_error(accuracy), str(accuracy.num_trials), lost or "none"))
-    title = f"{TITLES[config.benchmark]} after {learned} of {config.num_tasks} tasks, as far as all have come"
+    title = f"{title_of(config.benchmark)} after {learned} of {config.num_tasks} tasks, as far as all have come"
     return Table(title, ("method", "accuracy %", "trials", "diverged in"), rows)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from engram.config.presets import PAPER_RESULTS, preset
-from engram.config.settings import BENCHMARKS
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
+from engram.config.presets import preset
 from engram.report.layout import number
 from engram.report.pairs import baseline_of, pairs
 from engram.reproduction.verdicts import (
@@ -36,7 +36,7 @@ def claims(sheets: Sheets) -> list[Verdict]:
             "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",
             [pair.accuracy for pair in table_pairs(sheets)],
         ),
-        *(_improves_on(sheets, benchmark) for benchmark in BENCHMARKS),
+        *(_improves_on(sheets, benchmark) for benchmark in PAPER_BENCHMARKS),
         _in_all_cases(
             "“Our model consistently exhibits lower negative BWT across all benchmarks”",
             [pair.transfer for pair in table_pairs(sheets)],
@@ -90,7 +90,7 @@ def _improves_on(sheets: Sheets, benchmark: str) -> Verdict | None:
 def _eta(sheets: Sheets) -> list[Verdict]:
     """The sensitivity to η's initial value: paired by trial, as everything."""
     widest, lowest = [], []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         sheet = sheets.get((benchmark, "sensitivity"))
         if sheet is None:
             continue

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from engram.config.presets import PAPER_RESULTS, STEADY, TITLES
-from engram.config.settings import BENCHMARKS
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
+from engram.config.presets import STEADY, title_of
 from engram.report.layout import Table
 from engram.report.pairs import baseline_of
 from engram.report.tables import final_accuracy, so_far
@@ -73,12 +73,12 @@ def write_document(results: Path) -> str:
         *(to_the_left(table) for table in strength_tables(sheets)),
         "## Why: one thing varied at a time",
         ABOUT_STUDY,
-        *(study_table(sheets, name).to_markdown() for name in BENCHMARKS if (name, "study") in sheets),
+        *(study_table(sheets, name).to_markdown() for name in PAPER_BENCHMARKS if (name, "study") in sheets),
         "## The steady trace: a form in which DHP helps",
         ABOUT_STEADY,
         differences(steady_pairs(sheets), "The steady trace", against_paper=False).to_markdown(),
         worst_table(sheets).to_markdown(),
-        *(control_table(sheets, name).to_markdown() for name in BENCHMARKS if (name, "study") in sheets),
+        *(control_table(sheets, name).to_markdown() for name in PAPER_BENCHMARKS if (name, "study") in sheets),
         "![the differences with the steady trace](images/reproduction-steady.png)",
         _steady_settings(),
         HOW_IT_WAS_FOUND,
@@ -98,7 +98,7 @@ def readme_table(results: Path) -> str:
     """The README's: each benchmark that was learned to its end, with each way of consolidation."""
     sheets = read_reproduction(results).sheets
     rows = []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
         if table is None or variant is None or table.missing:
             continue
@@ -107,7 +107,7 @@ def readme_table(results: Path) -> str:
             ours = [table.entries[name], table.entries[method], variant.entries[method]]
             cells = [final_accuracy(result) for result in ours]
             theirs = [f"{PAPER_RESULTS[benchmark][m][0]:.2f}" for m in (name, method)]
-            rows.append((f"{TITLES[benchmark]}: {name}", *cells, *theirs))
+            rows.append((f"{title_of(benchmark)}: {name}", *cells, *theirs))
     columns = ("", "without DHP", "with DHP", "with the steady trace", "paper without", "paper with")
     return Table("", columns, rows).to_markdown().partition("\n\n")[2]
 
@@ -140,8 +140,10 @@ def _in_short(sheets: Sheets, results: Path) -> str:
         for candidate in found_there["candidates"].values()
         for values in candidate["accuracy"].values()
     )
-    ahead = {benchmark: grid_leads(sheets, benchmark) for benchmark in BENCHMARKS if (benchmark, "strengths") in sheets}
-    leads = " and ".join(f"{won} of {of} on {TITLES[name]}" for name, (won, of) in ahead.items())
+    ahead = {
+        benchmark: grid_leads(sheets, benchmark) for benchmark in PAPER_BENCHMARKS if (benchmark, "strengths") in sheets
+    }
+    leads = " and ".join(f"{won} of {of} on {title_of(name)}" for name, (won, of) in ahead.items())
     return "\n\n".join(
         [
             _paragraph(
@@ -162,7 +164,7 @@ def _in_short(sheets: Sheets, results: Path) -> str:
 
 def _time_of_the_table(sheets: Sheets) -> str:
     """What Table I took in all: its networks are trained benchmark after benchmark."""
-    tables = [sheets[name, "table"] for name in BENCHMARKS if (name, "table") in sheets]
+    tables = [sheets[name, "table"] for name in PAPER_BENCHMARKS if (name, "table") in sheets]
     seconds = sum(float(sheet.about["seconds"]) for sheet in tables)
     models = sum(len(result.accuracy) for sheet in tables for result in sheet.entries.values())
     return _paragraph(

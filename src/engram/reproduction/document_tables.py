@@ -9,8 +9,8 @@ from typing import Any
 
 from engram.common.errors import InputError, reason
 from engram.common.files import read_json
-from engram.config.presets import CHOOSING, PAPER_RESULTS, TITLES, preset
-from engram.config.settings import BENCHMARKS
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
+from engram.config.presets import CHOOSING, preset, title_of
 from engram.report.layout import Table, number
 from engram.report.pairs import Pair, baseline_of
 from engram.report.tables import with_error
@@ -35,7 +35,7 @@ def read_selection(results: Path) -> dict[str, Any]:
 def baseline_table(sheets: Sheets) -> Table:
     """How far the methods without DHP are from the paper's."""
     rows = []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         sheet = sheets.get((benchmark, "table"))
         for method, result in {} if sheet is None or sheet.missing else sheet.entries.items():
             if not result.config.plastic:
@@ -43,7 +43,7 @@ def baseline_table(sheets: Sheets) -> Table:
                 distance = 100 * accuracy.mean - PAPER_RESULTS[benchmark][method][0]
                 near = "yes" if abs(distance) <= NEAR else "no"
                 last = metrics.estimate(result.latest_task[:, -1])
-                rows.append((f"{TITLES[benchmark]}: {method}", f"{distance:+.2f}", near, number(100 * last.mean, 1)))
+                rows.append((f"{title_of(benchmark)}: {method}", f"{distance:+.2f}", near, number(100 * last.mean, 1)))
     columns = ("", "ours less the paper's", f"within {NEAR} points", "last task when just learned, %")
     return Table("The baselines, in points of accuracy", columns, rows)
 
@@ -56,7 +56,7 @@ def to_the_left(table: Table) -> str:
 def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -> Table:
     rows = [
         (
-            f"{TITLES[pair.benchmark]}: {pair.method}",
+            f"{title_of(pair.benchmark)}: {pair.method}",
             "–" if pair.paper is None else f"{pair.paper:+.2f}",
             points(pair.accuracy),
             f"{chance(pair.accuracy):.1g}" if pair.accuracy.num_trials >= FEWEST_PAIRS else "–",
@@ -81,19 +81,19 @@ def control_table(sheets: Sheets, benchmark: str) -> Table:
         differences = (metrics.paired_difference(*pair) for pair in ((control, usual), (steady, control)))
         rows.append((name, *map(points, differences)))
     columns = ("", "a constant trace adds to the baseline", "the steady trace adds to that")
-    title = f"The control, {TITLES[benchmark]} as in the study: points of accuracy, paired by trial"
+    title = f"The control, {title_of(benchmark)} as in the study: points of accuracy, paired by trial"
     return Table(title, columns, rows)
 
 
 def worst_table(sheets: Sheets) -> Table:
     """A mean can hide a trial that went wrong: the lowest of all trials, with the steady trace and without."""
     rows = []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
         for method, result in {} if table is None or variant is None else variant.entries.items():
             assert table is not None
             pair = (table.entries[baseline_of(method)], result)
-            rows.append((f"{TITLES[benchmark]}: {method}", *map(_worst, pair)))
+            rows.append((f"{title_of(benchmark)}: {method}", *map(_worst, pair)))
     return Table("The worst trial, accuracy in %", ("", "without DHP", "with the steady trace"), rows)
 
 
@@ -111,13 +111,13 @@ def diverged_table(sheets: Sheets) -> Table:
                 where = ", ".join(f"{lost[task]} in task {task}" for task in sorted(lost))
                 form = f"{method}, steady trace" if part == "variant" else method
                 rows.append(
-                    (f"{TITLES[benchmark]}: {form}", f"{len(result.diverged)} of {len(result.accuracy)}", where)
+                    (f"{title_of(benchmark)}: {form}", f"{len(result.diverged)} of {len(result.accuracy)}", where)
                 )
     return Table("Trials that diverged", ("", "trials", "when"), rows)
 
 
 def sensitivity_table(sheets: Sheets) -> Table:
-    columns = [benchmark for benchmark in BENCHMARKS if (benchmark, "sensitivity") in sheets]
+    columns = [benchmark for benchmark in PAPER_BENCHMARKS if (benchmark, "sensitivity") in sheets]
     labels = list(sheets[columns[0], "sensitivity"].entries)
     rows = []
     for label in labels:
@@ -127,7 +127,7 @@ def sensitivity_table(sheets: Sheets) -> Table:
             cells.append(with_error(accuracy))
         rows.append((label, *cells))
     title = "DHP alone, accuracy in % after all tasks ± SEM, five trials"
-    return Table(title, ("initial value", *(TITLES[benchmark] for benchmark in columns)), rows)
+    return Table(title, ("initial value", *(title_of(benchmark) for benchmark in columns)), rows)
 
 
 def _grids(sheets: Sheets, benchmark: str) -> dict[str, dict[float, float]]:
@@ -150,7 +150,7 @@ def grid_leads(sheets: Sheets, benchmark: str) -> tuple[int, int]:
 def strength_tables(sheets: Sheets) -> list[Table]:
     """For each grid the best strength of each method, beside the paper's."""
     tables = []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         if (benchmark, "strengths") not in sheets:
             continue
         rows = []
@@ -162,7 +162,7 @@ def strength_tables(sheets: Sheets) -> list[Table]:
             curve = ", ".join(f"{strength:g}: {accuracy:.1f}" for strength, accuracy in sorted(grid.items()))
             rows.append((method, f"{best:g}{edge}", f"{grid[best]:.2f}", f"{papers:g}", f"{grid[papers]:.2f}", curve))
         columns = ("method", "best λ", "accuracy %", "paper's λ", "accuracy %", "all")
-        tables.append(Table(f"{TITLES[benchmark]}, one seed, validation samples", columns, rows))
+        tables.append(Table(f"{title_of(benchmark)}, one seed, validation samples", columns, rows))
     return tables
 
 
@@ -186,7 +186,7 @@ def study_table(sheets: Sheets, benchmark: str) -> Table:
     columns = [word for method in PLASTIC for word in (baseline_of(method), "DHP adds")]
     config = next(iter(sheet.entries.values())).config
     models, trials = num_models(sheets, benchmark, "study"), f"{config.trials} trials, a seed of its own"
-    title = f"{TITLES[benchmark]}, {config.num_tasks} tasks: {models} networks, {trials}"
+    title = f"{title_of(benchmark)}, {config.num_tasks} tasks: {models} networks, {trials}"
     return Table(title, ("change", *columns), rows)
 
 
@@ -220,7 +220,7 @@ def _selection_tables(selection: Mapping[str, Any]) -> list[Table]:
         own = {name: value for name, value in found["settings"].items() if name not in CHOOSING}
         words = ", ".join(f"{name} {value}" for name, value in own.items())
         columns = ("candidate", "finetune", "si", "online-ewc", "mas")
-        tables.append(Table(f"{TITLES[benchmark]}, validation samples, {words}: points added ± SEM", columns, rows))
+        tables.append(Table(f"{title_of(benchmark)}, validation samples, {words}: points added ± SEM", columns, rows))
     return tables
 
 
@@ -239,9 +239,14 @@ def times_table(sheets: Sheets) -> Table:
         about = sheet.about
         where = str(about.get("gpu") or f"{about['device']}, {about.get('threads')} threads")
         rows.append(
-            (f"{TITLES[benchmark]}: {part}", str(num_models(sheets, benchmark, part)), f"{about['seconds']:.0f}", where)
+            (
+                f"{title_of(benchmark)}: {part}",
+                str(num_models(sheets, benchmark, part)),
+                f"{about['seconds']:.0f}",
+                where,
+            )
         )
     commands = dict.fromkeys(str(sheet.about["command"]) for sheet in sheets.values())
-    remarks = [f"{TITLES[b]}, {part}: {s.about['note']}." for (b, part), s in sheets.items() if "note" in s.about]
+    remarks = [f"{title_of(b)}, {part}: {s.about['note']}." for (b, part), s in sheets.items() if "note" in s.about]
     notes = ("\n".join(["```", *commands, "```"]), *remarks)
     return Table("Seconds of computing, of each part", ("part", "networks", "seconds", "on"), rows, notes)

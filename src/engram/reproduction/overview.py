@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engram.config.presets import TITLES
-from engram.config.settings import BENCHMARKS, METHODS
+from engram.config.methods import all_methods
+from engram.config.paper import PAPER_BENCHMARKS
+from engram.config.presets import title_of
 from engram.report.layout import Table, number
 from engram.report.pairs import paper_value
 from engram.report.tables import final_accuracy
@@ -42,11 +43,11 @@ def claims_table(sheets: Sheets) -> Table:
 
 
 def _across(sheets: Sheets, title: str, cell: Callable[[Result], str]) -> Table:
-    columns = {name: sheets[name, "table"].entries for name in BENCHMARKS if (name, "table") in sheets}
-    methods = [method for method in METHODS if any(method in entries for entries in columns.values())]
+    columns = {name: sheets[name, "table"].entries for name in PAPER_BENCHMARKS if (name, "table") in sheets}
+    methods = [method for method in all_methods() if any(method in entries for entries in columns.values())]
     rows = [
         (method, *(cell(entries[method]) if method in entries else "not run" for entries in columns.values()))
         for method in methods
     ]
     trials = (str(max(len(result.accuracy) for result in entries.values())) for entries in columns.values())
-    return Table(title, ("method", *(TITLES[name] for name in columns)), [*rows, ("trials", *trials)])
+    return Table(title, ("method", *(title_of(name) for name in columns)), [*rows, ("trials", *trials)])

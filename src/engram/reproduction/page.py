@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engram.config.presets import TITLES
-from engram.config.settings import METHODS
+from engram.config.methods import all_methods
+from engram.config.presets import title_of
 from engram.report.figures.style import percent
 from engram.report.html.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
 from engram.report.html.missing import missing_from
@@ -33,7 +33,7 @@ def reproduction_page(reproduction: Reproduction) -> str:
         overview.append(table(claims_table(sheets), "words"))
     sections = [Section("overview", "Overview", overview)]
     for benchmark in benchmarks:
-        sections.append(Section(benchmark, TITLES[benchmark], _benchmark_blocks(sheets, benchmark)))
+        sections.append(Section(benchmark, title_of(benchmark), _benchmark_blocks(sheets, benchmark)))
     sections.append(Section("settings", "Settings, versions and times", _made_with(list(sheets.values()))))
     return render(
         "Engram, report of a reproduction",
@@ -78,7 +78,7 @@ def _benchmark_blocks(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -
 
 def study_table(entries: Mapping[str, Result]) -> Table:
     """One thing varied at a time: changes down, methods across. A label is "CHANGE: METHOD"."""
-    methods = [m for m in METHODS if any(result.config.method == m for result in entries.values())]
+    methods = [m for m in all_methods() if any(result.config.method == m for result in entries.values())]
     cells: dict[str, dict[str, str]] = {}
     for label, result in entries.items():
         change = label.removesuffix(f": {result.config.method}")
@@ -106,7 +106,7 @@ def _made_with(sheets: Sequence[Sheet]) -> list[Html]:
         if sheet.part in ("table", "variant") or sheet.benchmark not in shown:
             shown.add(sheet.benchmark)
             results = list(sheet.entries.values())
-            name = TITLES[sheet.benchmark] + ("" if sheet.part == "table" else f", {sheet.part}")
+            name = title_of(sheet.benchmark) + ("" if sheet.part == "table" else f", {sheet.part}")
             made = (data_table(results, f"Data of {name}"), versions_table(sheet.about, f"Versions of {name}"))
             beside = [table(content, "words") for content in made if content is not None]
             blocks.append(side_by_side([table(settings_table(results, f"Settings of {name}"), "words")], beside))

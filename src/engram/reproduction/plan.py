@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from engram.common.errors import InputError, check_choice
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS
 from engram.config.presets import CHOOSING, STEADY, preset
-from engram.config.settings import BENCHMARKS, PAPER_METHODS, PENALTIES, Config
+from engram.config.settings import Config
 from engram.reproduction.study import study_entries
 from engram.runs.parts import Part
 from engram.runs.sheets import NOT_IN_THE_PAPER, PARTS
@@ -42,7 +43,7 @@ QUICK_TRIALS = 2
 
 
 def plan(
-    benchmarks: Sequence[str] = BENCHMARKS,
+    benchmarks: Sequence[str] = PAPER_BENCHMARKS,
     parts: Sequence[str] = tuple(PARTS),
     quick: bool = False,
     most_trials: int | None = None,
@@ -56,7 +57,7 @@ def plan(
     if quick:
         most_trials = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
     for benchmark in benchmarks:
-        check_choice("benchmark", benchmark, BENCHMARKS)
+        check_choice("benchmark", benchmark, PAPER_BENCHMARKS)
     for part in parts:
         check_choice("part", part, tuple(PARTS))
     return [
@@ -66,7 +67,7 @@ def plan(
             _shortened(entries, QUICK[benchmark] if quick else {}, most_trials),
         )
         for part in PARTS
-        for benchmark in BENCHMARKS
+        for benchmark in PAPER_BENCHMARKS
         if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_IN_THE_PAPER
         for entries in [ENTRIES[part](benchmark)]
     ]
@@ -91,7 +92,7 @@ def strength_entries(benchmark: str) -> dict[str, Config]:
     """The grid of each penalty, with DHP and without: a single seed, and the validation samples."""
     return {
         f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING)
-        for penalty in PENALTIES
+        for penalty in ("si", "ewc", "online-ewc", "mas")
         for method in (penalty, f"dhp+{penalty}")
         for strength in GRIDS[benchmark].get(penalty, ())
     }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, preset
-from engram.config.settings import PAPER_METHODS, Config
+from engram.config.settings import Config
 
 STUDY_TRIALS = 5
 BASE = "as in the table"

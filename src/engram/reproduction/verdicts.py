@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engram.config.presets import TITLES
-from engram.config.settings import BENCHMARKS
+from engram.config.paper import PAPER_BENCHMARKS
+from engram.config.presets import title_of
 from engram.report.pairs import Pair, pairs
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -67,7 +67,7 @@ def table_pairs(sheets: Sheets) -> list[Pair]:
     """The sixteen differences of Table I, as far as both sides were learned to the end."""
     return [
         pair
-        for benchmark in BENCHMARKS
+        for benchmark in PAPER_BENCHMARKS
         if (benchmark, "table") in sheets
         for pair in pairs(list(sheets[benchmark, "table"].entries.values()))
     ]
@@ -75,7 +75,7 @@ def table_pairs(sheets: Sheets) -> list[Pair]:
 
 def steady_pairs(sheets: Sheets) -> list[Pair]:
     """The same with the steady trace, against the table's baselines."""
-    return [pair for benchmark in BENCHMARKS for pair in pairs(variant_results(sheets, benchmark))]
+    return [pair for benchmark in PAPER_BENCHMARKS for pair in pairs(variant_results(sheets, benchmark))]
 
 
 def variant_results(sheets: Sheets, benchmark: str) -> Sequence[Result]:
@@ -111,7 +111,7 @@ def positions(found: Sequence[Estimate]) -> str:
 
 
 def each(found: Sequence[tuple[str, Estimate]]) -> str:
-    return ", ".join(f"{TITLES.get(name, name)} {points(difference)}" for name, difference in found)
+    return ", ".join(f"{title_of(name)} {points(difference)}" for name, difference in found)
 
 
 def common_verdict(verdicts: Sequence[str]) -> str:

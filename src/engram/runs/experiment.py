@@ -83,10 +83,10 @@ def run_many(
 
     Args:
         configs: the settings; they must agree on the benchmark, its data, and the trials.
-        stream: tasks of your own, for configs of the benchmark "own"; all trials then learn these tasks, with
+        stream: tasks of your own, for configs of the benchmark "custom"; all trials then learn these tasks, with
             other initial weights and orders of samples.
         features: a function that makes a module of your own, from inputs to features (batch, width), for configs
-            with network="own"; it is called once a trial and method, and the method's head comes on top.
+            with network="custom"; it is called once a trial and method, and the method's head comes on top.
         head: a function of (width, classes) that makes a head of your own, called as head(hidden, targets) in training
             and head(hidden) else, in place of the method's.
         penalty: a function of a model that makes a penalty of your own, for the methods finetune and dhp.
@@ -101,8 +101,10 @@ def run_many(
         return []
     check_shared(configs)
     setting = Setting(device, precision, max_stack, Custom(features, head, penalty), engine=engine or InProcess())
-    if (stream is not None) != (configs[0].benchmark == "own"):
-        raise InputError("a stream goes with the benchmark 'own', and only with that: engram.preset('own', 'dhp')")
+    if (stream is not None) != (configs[0].benchmark == "custom"):
+        raise InputError(
+            "a stream goes with the benchmark 'custom', and only with that: engram.preset('custom', 'dhp')"
+        )
     if stream is None:
         return run_on(configs, load_datasets(configs[0], data), setting, report)
     for name, usual in (("max_samples", None), ("examine", "test")):

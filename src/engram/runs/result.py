@@ -23,7 +23,8 @@ import numpy as np
 from engram import __version__
 from engram.common.errors import InputError, reason
 from engram.common.files import MAX_JSON_BYTES, read_json, read_text, write_atomically
-from engram.config.settings import METHODS, Config, load_config
+from engram.config.methods import all_methods
+from engram.config.settings import Config, load_config
 from engram.runs import metrics
 from engram.runs.metrics import Array
 
@@ -234,7 +235,7 @@ def are_methods(names: Any) -> bool:
     """Whether this is a list of methods, each once."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return False
-    return bool(names) and set(names) <= set(METHODS) and len(set(names)) == len(names)
+    return bool(names) and set(names) <= set(all_methods()) and len(set(names)) == len(names)
 
 
 def check_format(content: Any, path: Path) -> None:

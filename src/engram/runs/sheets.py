@@ -17,8 +17,8 @@ import numpy as np
 
 from engram.common.errors import InputError, reason, shortened
 from engram.common.files import read_json, write_atomically
-from engram.config.presets import PARTS
-from engram.config.settings import BENCHMARKS, PAPER_METHODS, Config, from_dict
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
+from engram.config.settings import Config, from_dict
 from engram.runs.result import DAMAGE, DYNAMICS, Result, check_format, divergence_of, fractions, provenance_of
 from engram.runs.run import Run, read_run
 
@@ -84,7 +84,7 @@ def sheet_path(folder: Path, benchmark: str, part: str) -> Path:
 def holds_reproduction(folder: Path) -> bool:
     return any(
         sheet_path(folder, benchmark, part).exists() or (folder / benchmark / part / "run.json").exists()
-        for benchmark in BENCHMARKS
+        for benchmark in PAPER_BENCHMARKS
         for part in PARTS
     )
 
@@ -100,7 +100,7 @@ def _sheet_of(run: Run) -> Sheet:
 
 def begun_parts(folder: Path) -> list[str]:
     """Parts of a reproduction that were stopped before any of their sheets was whole, as BENCHMARK/PART."""
-    return [f"{b}/{part}" for b in BENCHMARKS for part in PARTS if (folder / b / f".{part}").is_dir()]
+    return [f"{b}/{part}" for b in PAPER_BENCHMARKS for part in PARTS if (folder / b / f".{part}").is_dir()]
 
 
 def read_reproduction(folder: str | Path, parts: Sequence[str] = tuple(PARTS)) -> Reproduction:
@@ -109,10 +109,10 @@ def read_reproduction(folder: str | Path, parts: Sequence[str] = tuple(PARTS)) -
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
     if not holds_reproduction(folder):
-        raise InputError(f"{folder} holds no reproduction: it has no sheet such as {BENCHMARKS[0]}/table.json")
+        raise InputError(f"{folder} holds no reproduction: it has no sheet such as {PAPER_BENCHMARKS[0]}/table.json")
     sheets: dict[tuple[str, str], Sheet] = {}
     missing = []
-    for benchmark in BENCHMARKS:
+    for benchmark in PAPER_BENCHMARKS:
         for part in parts:
             path = sheet_path(folder, benchmark, part)
             if (folder / benchmark / part / "run.json").exists():
@@ -212,7 +212,7 @@ def read_sheet(path: str | Path) -> Sheet:
     except DAMAGE as error:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged ({reason(error)})") from error
     labelled = entries and all(isinstance(label, str) for label in entries)
-    if not labelled or sheet.part not in (*PARTS, SWEEP) or sheet.benchmark not in BENCHMARKS:
+    if not labelled or sheet.part not in (*PARTS, SWEEP) or sheet.benchmark not in PAPER_BENCHMARKS:
         raise InputError(f"{path} is not a sheet of Engram, or is damaged")
     return sheet
 

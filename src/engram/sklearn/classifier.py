@@ -255,7 +255,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         method = str(self.method)
         strength = STRENGTHS.get(method.split("+")[-1]) if self.strength is None else as_python(self.strength)
         return preset(
-            "own",
+            "custom",
             method,
             hidden=[as_python(width) for width in np.atleast_1d(np.asarray(self.hidden, dtype=object))],
             strength=strength,

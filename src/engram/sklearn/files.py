@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engram.common.errors import InputError, reason
 from engram.common.tensor_file import read_tensors, write_tensors
+from engram.config.methods import CUSTOM
 from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model, choose_device
 from engram.sklearn.arguments import as_python
@@ -91,7 +92,7 @@ def _refusal(path: Path, error: Exception) -> InputError:
 def _restored(params: dict[str, Any], header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Kept:
     labels = _labels(header["labels"], header["labels_type"])
     num_features, num_classes = _number(header, "features", least=1), len(labels.values)
-    config = from_dict(header["config"])
+    config = from_dict(_current(header["config"]))
     _check_shapes(config, num_features, num_classes, _part(tensors, "model."))
     size, num_begun, num_seen = (_of(int, "memory", number) for number in header["memory"])
     masked = _of(bool, "masked", header["masked"])
@@ -137,6 +138,12 @@ def _labels(values: list[Any], kind: str) -> Labels:
     if made.tolist() != values or len(set(values)) != len(values):
         raise ValueError("its labels are not of their type, or one is there twice")
     return Labels(made)
+
+
+def _current(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a file; older files have "own" for what is now "custom"."""
+    renamed = {name: CUSTOM for name in ("benchmark", "dataset") if config.get(name) == "own"}
+    return {**config, **renamed}
 
 
 def _check_shapes(config: Config, num_features: int, num_classes: int, held: dict[str, Tensor]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engram.config.methods import CUSTOM
 from engram.config.presets import preset
-from engram.config.settings import BENCHMARKS
 from engram.report.figures.drawing import Cell, Drawing, new_figure
 from engram.report.figures.style import MEDIUM, WIDTH, band, colour_of, legend_below, percent, tidy
 from engram.report.layout import Table
@@ -82,7 +82,7 @@ def _value(result: Result, setting: str) -> float:
 
 def _usual(result: Result, setting: str) -> float | None:
     """The preset's value, where the benchmark has a preset."""
-    if result.config.benchmark not in BENCHMARKS:
+    if result.config.benchmark == CUSTOM:
         return None
     usual: float | None = getattr(preset(result.config.benchmark, result.config.method), setting)
     return usual

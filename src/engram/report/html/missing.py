@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engram.config.settings import BENCHMARKS
+from engram.config.methods import CUSTOM
 from engram.report.pairs import baseline_of, has_paper_data
 from engram.report.tables import diverged, unfinished
 from engram.runs.result import Result
@@ -35,7 +35,7 @@ def missing_from(results: Sequence[Result], methods: Sequence[str] = ()) -> list
         sentences.append("There is one trial only, so there are no standard errors and no intervals.")
     if config.num_tasks == 1:
         sentences.append("There is one task only, so there is no forgetting to measure, and BWT is empty.")
-    if config.benchmark in BENCHMARKS and not has_paper_data(results):
+    if config.benchmark != CUSTOM and not has_paper_data(results):
         tasks = f"{config.benchmark} with {config.num_tasks} tasks of {config.dataset}"
         sentences.append(f"The paper has no numbers for {tasks}, so none stand beside ours.")
     return sentences

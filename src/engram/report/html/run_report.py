@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engram.config.presets import TITLES
+from engram.config.presets import title_of
 from engram.report.figures import draw
 from engram.report.html.blocks import Html, Section, code, facts, figures, heading, notice, side_by_side, table
 from engram.report.html.missing import missing_from
@@ -32,7 +32,7 @@ def run_page(folder: Path, about: Mapping[str, Any], results: Sequence[Result]) 
     ]
     return render(
         "Engram, report of a run",
-        TITLES[config.benchmark],
+        title_of(config.benchmark),
         f"How well each method still knows {_tasks(config.num_tasks)} of {config.dataset} after learning them in turn.",
         [facts(_facts(about, results)), notice("What is missing", missing)],
         sections,

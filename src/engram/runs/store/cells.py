@@ -20,13 +20,13 @@ def as_cell(value: Any) -> int | float | str | None:
     return value
 
 
-def from_cell(value: Any, kind: str) -> Any:
+def from_cell(value: Any, kind: type) -> Any:
     """A setting as `Config` has it, from what SQLite made of it."""
     if value is None:
         return None
-    if kind == "bool":
+    if kind is bool:
         return bool(value)
-    return json.loads(value) if kind.startswith("tuple") else value
+    return json.loads(value) if kind is tuple else value
 
 
 def in_csv(value: Any) -> Any:

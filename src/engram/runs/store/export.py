@@ -11,7 +11,7 @@ from typing import Any
 
 from engram.common.errors import InputError
 from engram.common.files import replacement
-from engram.config.settings import KINDS
+from engram.config.settings import SETTINGS
 from engram.runs.result import Result
 from engram.runs.store.cells import in_csv
 from engram.runs.store.index import Index, Report
@@ -19,16 +19,17 @@ from engram.runs.store.stored import Stored, read_stored
 
 Row = dict[str, Any]
 
-NAMED = {"run": "str", "kind": "str", "label": "str", "state": "str", "started": "str"}
-MEASURED = {"average_accuracy": "float", "bwt": "float", "forgetting": "float", "forward_transfer": "float"}
-MEASURED |= {"first_task": "float", "last_task": "float", "diverged": "bool"}
-IN_MATRIX = {"after": "int", "task": "int", "accuracy": "float"}
+NAMED: dict[str, type] = {"run": str, "kind": str, "label": str, "state": str, "started": str}
+MEASURED: dict[str, type] = {"average_accuracy": float, "bwt": float, "forgetting": float, "forward_transfer": float}
+MEASURED |= {"first_task": float, "last_task": float, "diverged": bool}
+IN_MATRIX: dict[str, type] = {"after": int, "task": int, "accuracy": float}
 ROWS_AT_ONCE = 20_000
 
 
-def columns(matrix: bool) -> dict[str, str]:
-    """The columns of a table with their types, in the words of `Config`."""
-    return {**NAMED, **KINDS, "trial": "int", **(IN_MATRIX if matrix else MEASURED)}
+def columns(matrix: bool) -> dict[str, type]:
+    """The columns of a table with their types."""
+    settings = {name: setting.type for name, setting in SETTINGS.items()}
+    return {**NAMED, **settings, "trial": int, **(IN_MATRIX if matrix else MEASURED)}
 
 
 def export(
@@ -115,22 +116,22 @@ def _or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _write_csv(path: Path, kinds: dict[str, str], rows: Iterable[Row]) -> None:
+def _write_csv(path: Path, kinds: dict[str, type], rows: Iterable[Row]) -> None:
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(kinds)
         writer.writerows([in_csv(row[name]) for name in kinds] for row in rows)
 
 
-def _write_parquet(path: Path, kinds: dict[str, str], rows: Iterable[Row]) -> None:
+def _write_parquet(path: Path, kinds: dict[str, type], rows: Iterable[Row]) -> None:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise InputError("pyarrow is not installed: pip install 'engram-cl[parquet]'") from None
-    types = {"str": pyarrow.string(), "int": pyarrow.int64(), "float": pyarrow.float64(), "bool": pyarrow.bool_()}
-    types["tuple[int, ...]"] = pyarrow.list_(pyarrow.int64())
-    schema = pyarrow.schema([(name, types[kind.removesuffix(" | None")]) for name, kind in kinds.items()])
+    types = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64(), bool: pyarrow.bool_()}
+    types[tuple] = pyarrow.list_(pyarrow.int64())
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
     waiting = iter(rows)
     with parquet.ParquetWriter(path, schema) as writer:
         while portion := list(islice(waiting, ROWS_AT_ONCE)):

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from engram.common.errors import InputError
 from engram.common.files import replacement
-from engram.config.settings import KINDS
+from engram.config.settings import SETTINGS
 from engram.runs.store.survey import Known, changed_between, signature, survey
 
 NAME = ".engram-index.sqlite"
 VERSION = 1  # raised when the same files are to be read into other values
 MEASURES = ("position", "label", "state", "problem", "started", "done", "accuracy", "sem", "bwt")
-COLUMNS = ("place", "kind", *MEASURES, *KINDS)
+COLUMNS = ("place", "kind", *MEASURES, *SETTINGS)
 SCHEMA = (
     "CREATE TABLE run (place BLOB PRIMARY KEY, kind, files, signature)",
     f"CREATE TABLE entry ({', '.join(COLUMNS)})",

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
-from engram.config.settings import BENCHMARKS, DATASETS, KINDS, METHODS, as_setting, parse_setting
+from engram.common.registry import BENCHMARKS
+from engram.config.methods import CUSTOM, all_datasets, all_methods
+from engram.config.settings import SETTINGS, as_setting, parse_setting
 from engram.runs.store.cells import as_cell, from_cell
 from engram.runs.store.index import Index
 from engram.runs.store.survey import STATES
@@ -22,7 +24,12 @@ SHOWN = (
     *("started", "kind", "label", "problem"),
 )
 OTHER_NAMES = {"run": "place", "tasks": "num_tasks"}
-CHOICES = {"method": METHODS, "benchmark": (*BENCHMARKS, "own"), "dataset": DATASETS, "state": STATES}
+CHOICES = {
+    "method": all_methods(),
+    "benchmark": (*BENCHMARKS.names(), CUSTOM),
+    "dataset": all_datasets(),
+    "state": STATES,
+}
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,10 @@ def parse_condition(text: str) -> Condition:
     if not found:
         raise InputError(f"a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not {shortened(text)}")
     name, comparison, value = found[1], found[2], found[3].strip()
-    check_choice("setting", name, KINDS)
-    kind = KINDS[name].removesuffix(" | None")
-    if comparison not in IN_SQL and kind not in ("int", "float"):
+    check_choice("setting", name, SETTINGS)
+    if comparison not in IN_SQL and not SETTINGS[name].is_number:
         raise InputError(f"{name} is not a number, so it can be = or != but not {comparison}, as in {shortened(text)}")
-    if value == "none" and kind != "str":
+    if value == "none" and SETTINGS[name].type is not str:
         value = "null"
     wanted = as_setting(name, parse_setting(f"{name}={value}")[name])
     if wanted is None and comparison not in IN_SQL:
@@ -75,9 +81,9 @@ def select(
     A minus in front of a column's name turns the order round. What a row does not have comes last either way.
     """
     for name in settings:
-        check_choice("setting", name, KINDS)
+        check_choice("setting", name, SETTINGS)
     by = sort.removeprefix("-")
-    check_choice("column", by, (*SHOWN, *(name for name in KINDS if name not in SHOWN)))
+    check_choice("column", by, (*SHOWN, *(name for name in SETTINGS if name not in SHOWN)))
     if limit is not None and limit < 1:
         raise InputError(f"the limit must be at least 1, not {limit}")
     columns = shown_columns(settings)
@@ -95,7 +101,7 @@ def select(
         row["run"] = os.fsdecode(row["run"]) or "."
     for name in settings:
         for row in rows:
-            row[name] = from_cell(row[name], KINDS[name])
+            row[name] = from_cell(row[name], SETTINGS[name].type)
     return rows
 
 

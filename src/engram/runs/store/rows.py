@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engram.config.settings import BENCHMARKS, KINDS, METHODS
+from engram.common.registry import BENCHMARKS
+from engram.config.methods import all_methods
+from engram.config.settings import SETTINGS
 from engram.runs import metrics
 from engram.runs.store.cells import as_cell
 from engram.runs.store.stored import Entry, Stored, read_stored
@@ -28,9 +30,11 @@ def _row(position: int, entry: Entry, stored: Stored) -> list[Any]:
     if entry.config is not None:
         settings = entry.config.to_dict()
     else:  # what the run says of itself still finds a method that is damaged
-        settings["benchmark"] = stored.about.get("benchmark") if stored.about.get("benchmark") in BENCHMARKS else None
-        settings["method"] = entry.label if entry.label in METHODS else None
-    return [as_cell(value) for value in (*measures, *(settings.get(name) for name in KINDS))]
+        settings["benchmark"] = (
+            stored.about.get("benchmark") if stored.about.get("benchmark") in BENCHMARKS.names() else None
+        )
+        settings["method"] = entry.label if entry.label in all_methods() else None
+    return [as_cell(value) for value in (*measures, *(settings.get(name) for name in SETTINGS))]
 
 
 def _started(about: dict[str, Any]) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from engram.common.errors import InputError
-from engram.config.settings import METHODS, Config, load_config
+from engram.config.methods import all_methods
+from engram.config.settings import Config, load_config
 from engram.runs.result import Result, check_format, read_accuracy, read_json
 from engram.runs.sheets import read_sheet
 
@@ -64,7 +65,7 @@ def _read_run(folder: Path) -> Stored:
         about = read_json(path)
         check_format(about, path)
         methods = about.get("methods")
-        if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(METHODS):
+        if not isinstance(methods, list) or not methods or not set(map(str, methods)) <= set(all_methods()):
             raise InputError(f"{path} is not a run of Engram, or is damaged")
     except (OSError, InputError) as reason:
         return Stored(folder, "run", RUN, (_damaged("", reason),))

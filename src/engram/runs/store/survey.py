@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engram.config.presets import PARTS
-from engram.config.settings import BENCHMARKS
+from engram.config.paper import PAPER_BENCHMARKS, PARTS
 
 STATES = ("finished", "unfinished", "diverged", "damaged")
 SHEETS = {f"{part}.json" for part in PARTS}
@@ -58,7 +57,7 @@ def survey(folder: str, known: Mapping[str, Known]) -> Survey:
         if "run.json" in entries or "accuracy.json" in entries:
             found.stale[place] = "run" if "run.json" in entries else "result"
             continue
-        if os.path.basename(path) in BENCHMARKS:
+        if os.path.basename(path) in PAPER_BENCHMARKS:
             for name in SHEETS & entries.keys():
                 sheet = _join(place, name)
                 if sheet in known and is_as_read(entries[name].path, known[sheet]):

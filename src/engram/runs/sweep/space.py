@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
-from engram.config.settings import KINDS, Config, as_setting, parse_setting
+from engram.config.settings import SETTINGS, Config, as_setting, has_effect, parse_setting
 from engram.engine.stacks import SAME_TASKS
 
 Point = dict[str, Any]  # settings by name
@@ -39,7 +39,7 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        return KINDS[self.name].startswith("int")
+        return SETTINGS[self.name].type is int
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -76,7 +76,7 @@ def parse_axis(text: str) -> Axis:
         return parse_choice(text)
     ends, colon, log = values.partition(":")
     low, _, high = (end.strip() for end in ends.partition(".."))
-    if KINDS[name].removesuffix(" | None") not in ("int", "float"):
+    if not SETTINGS[name].is_number:
         raise InputError(f"{name} has no values between two others: name them, {name}=a,b,c")
     if colon and log != "log":
         raise InputError(f"a range is written {name}=low..high, or {name}=low..high:log, not {shortened(text)}")
@@ -106,22 +106,9 @@ def check_axes(axes: Sequence[Axis]) -> None:
             raise InputError(f"{name} is named twice")
 
 
-# What a method must have for a setting to change anything.
-NEEDS: dict[str, Callable[[Config], bool]] = {
-    **dict.fromkeys(("eta", "eta_range", "alpha", "alpha_init", "learn_eta"), lambda config: config.plastic),
-    **dict.fromkeys(("trace_gradient", "trace_scale", "trace_centred"), lambda config: config.plastic),
-    **dict.fromkeys(("baseline_head", "baseline_trace"), lambda config: not config.plastic),
-    **dict.fromkeys(("strength", "penalty_step", "protect"), lambda config: config.penalty is not None),
-    "regularize_alpha": lambda config: config.plastic and config.penalty is not None,
-    "xi": lambda config: config.penalty == "si",
-    "gamma": lambda config: config.penalty == "online-ewc",
-    "fisher_labels": lambda config: config.penalty in ("ewc", "online-ewc"),
-}
-
-
 def check_effect(name: str, config: Config) -> None:
     """Refuse to sweep over what makes no difference."""
-    if not NEEDS.get(name, lambda config: True)(config):
+    if not has_effect(name, config):
         raise InputError(f"{name} changes nothing in the method {config.method}, so there is nothing to sweep over")
 
 
@@ -144,7 +131,7 @@ def _split(text: str) -> tuple[str, str]:
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not values:
         raise InputError(f"an axis is written name=value,value,…, not {shortened(text)}")
-    check_choice("setting", name, KINDS)
+    check_choice("setting", name, SETTINGS)
     return name, values
 
 

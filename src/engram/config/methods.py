@@ -1,0 +1,49 @@
+"""The names that a config can have: methods, made of a head and a penalty, benchmarks and their datasets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.config.paper import PAPER_METHODS
+
+CUSTOM = "custom"  # the benchmark, dataset or network of a user's own stream and features
+
+
+class Parts(NamedTuple):
+    """What a method is made of. "finetune" has neither."""
+
+    head: str | None
+    penalty: str | None
+
+
+def parts_of(method: str) -> Parts:
+    """The head and the penalty that a method names: those of "dhp+si" are "dhp" and "si"."""
+    first, plus, second = method.partition("+")
+    if plus:
+        return Parts(first, second)
+    if first in HEADS:
+        return Parts(first, None)
+    return Parts(None, first if first in PENALTIES else None)
+
+
+def all_methods() -> tuple[str, ...]:
+    """All methods: the paper's in its order, then every other combination of a registered head and penalty."""
+    heads = [name for name in HEADS.names() if not HEADS.known_facts(name).get("baseline")]
+    penalties = [first + name for name in PENALTIES.names() for first in ("", *(f"{head}+" for head in heads))]
+    return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties)))
+
+
+def baseline_heads() -> list[str]:
+    """The heads that methods can have which name none."""
+    return [name for name in HEADS.names() if HEADS.known_facts(name).get("baseline")]
+
+
+def datasets_of(benchmark: str) -> tuple[str, ...]:
+    """The datasets of which a benchmark's tasks can be made."""
+    return (CUSTOM,) if benchmark == CUSTOM else tuple(BENCHMARKS.facts(benchmark)["datasets"])
+
+
+def all_datasets() -> tuple[str, ...]:
+    """The datasets of all benchmarks."""
+    return tuple(dict.fromkeys(name for b in (*BENCHMARKS.names(), CUSTOM) for name in datasets_of(b)))
