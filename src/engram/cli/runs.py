@@ -17,7 +17,7 @@ import typer
 
 from engram.common.errors import InputError, check_choice, printable
 from engram.common.registry import BENCHMARKS
-from engram.config.methods import all_datasets, all_methods
+from engram.config.methods import all_methods
 
 if TYPE_CHECKING:
     from engram.report.layout import Table
@@ -31,7 +31,10 @@ MANY = 200  # runs to read before a progress bar is shown
 Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs, at any depth.")]
 Method = Annotated[str | None, typer.Option(help=f"{', '.join(all_methods())}.", show_default=False)]
 Benchmark = Annotated[str | None, typer.Option(help=f"{', '.join(BENCHMARKS.names())}, custom.", show_default=False)]
-DatasetName = Annotated[str | None, typer.Option("--dataset", help=f"{', '.join(all_datasets())}.", show_default=False)]
+DatasetName = Annotated[
+    str | None,
+    typer.Option("--dataset", help="mnist, mnist-small, fashion-mnist, notmnist, …", show_default=False),
+]
 State = Annotated[str | None, typer.Option(help="finished, unfinished, diverged, damaged.", show_default=False)]
 Where = Annotated[
     list[str] | None,
