@@ -147,6 +147,17 @@ def test_targets_of_make_exist() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name_of(path)} names make {target}"
 
 
+def test_tests_that_a_page_names_exist() -> None:
+    files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    defined = {name for text in files.values() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"`(test_\w+)`", text))
+        assert named <= defined, f"{name_of(page)} names {sorted(named - defined)}"
+        for path in re.findall(r"`((?:src|tests|tools|benchmarks|examples)/[\w./-]+\.\w+)`", text):
+            assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
+
+
 # --- examples
 
 
