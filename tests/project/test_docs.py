@@ -152,7 +152,7 @@ def test_tests_that_a_page_names_exist() -> None:
     defined = {name for text in files.values() for name in re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        named = set(re.findall(r"`(test_\w+)`", text))
+        named = set(re.findall(r"`(test_\w+_\w+)`", text))
         assert named <= defined, f"{name_of(page)} names {sorted(named - defined)}"
         for path in re.findall(r"`((?:src|tests|tools|benchmarks|examples)/[\w./-]+\.\w+)`", text):
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
