@@ -38,12 +38,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
     """Counts the streams (by config and trial), models and penalties that are built."""
     count: Counter[tuple[Any, ...]] = Counter()
     originals: dict[str, Callable[..., Any]] = {
-        name: getattr(build, name) for name in ("_streams", "build_model", "build_penalty")
+        name: getattr(build, name) for name in ("build_streams", "build_model", "build_penalty")
     }
 
     def counted_streams(config: Config, trials: Any, datasets: Any) -> Any:
         count.update(("stream", config.seed, trial) for trial in trials)
-        return originals["_streams"](config, trials, datasets)
+        return originals["build_streams"](config, trials, datasets)
 
     def counted_model(config: Config, trial: int, *given: Any) -> Any:
         count["model", config.seed, config.method, trial] += 1
@@ -53,7 +53,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
         count["penalty", config.seed, config.method, trial] += 1
         return originals["build_penalty"](config, trial, model)
 
-    monkeypatch.setattr(build, "_streams", counted_streams)
+    monkeypatch.setattr(stacks, "build_streams", counted_streams)
     monkeypatch.setattr(build, "build_model", counted_model)
     monkeypatch.setattr(stacks, "build_model", counted_model)
     monkeypatch.setattr(build, "build_penalty", counted_penalty)

@@ -279,7 +279,7 @@ def as_setting(name: str, value: Any) -> Any:
         return tuple(value)
     if facts.type is float and type(value) in (int, float) and abs(value) <= LARGEST:
         return float(value)
-    if type(value) is facts.type and facts.type is not float and (facts.type is not int or _is_whole(value)):
+    if type(value) is facts.type and (facts.type is not int or _is_whole(value)):
         return value
     raise InputError(f"{name} must be {facts.words}, not {shortened(value)}")
 
