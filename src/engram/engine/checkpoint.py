@@ -111,14 +111,8 @@ class Checkpoints:
         tensors = _tensors_of(learners, outcomes, position)
         header = {
             "configs": digest(configs),
-            "position": [
-                position.task,
-                position.epoch,
-                position.piece,
-                position.part,
-                len(position.losses),
-                len(position.dynamics),
-            ],
+            "position": [position.task, position.epoch, position.piece, position.part],
+            "counts": [len(position.losses), len(position.dynamics)],
             "outcomes": [[*key, *_described(outcome)] for key, outcome in outcomes.items()],
             "finished": not learners,
         }
@@ -181,6 +175,8 @@ class Checkpoints:
 
     def _read_one(self, path: Path, configs: Mapping[str, Config], plan: StackPlan) -> Checkpoint:
         header, tensors = read_tensors(path, KIND, FORMAT)
+        if header["format"] < FORMAT:
+            raise InputError(f"{path} was written by an older version of Engram, and only that version can resume it")
         if header.get("configs") != digest(configs):
             raise InputError(f"the settings were changed since the run that saved {path} started")
         try:
@@ -211,7 +207,8 @@ class Checkpoint:
                 _load(learner.model, self._part(f"{i}.model."))
                 learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
                 learner.outcome = self.outcomes[key]
-            task, epoch, piece, part, num_losses, num_dynamics = self.header["position"]
+            task, epoch, piece, part = self.header["position"]
+            num_losses, num_dynamics = self.header["counts"]
             device = next(learners[0].model.parameters()).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
             dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
@@ -254,11 +251,11 @@ def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 def _check_header(header: dict[str, Any], configs: Mapping[str, Config], keys: Sequence[Key]) -> None:
     """Refuse positions and outcomes that a stack of these trials cannot have; anybody can make a valid checksum."""
     num_tasks = next(iter(configs.values())).num_tasks
-    task, epoch, *counts, part, num_losses, num_dynamics = header["position"]
+    task, epoch, piece, part = header["position"]
     for number, most in (
         (task, num_tasks),
         (epoch, max(config.epochs for config in configs.values())),
-        *((count, MAX_PIECES) for count in (*counts, num_losses, num_dynamics)),
+        *((count, MAX_PIECES) for count in (piece, *header["counts"])),
     ):
         if type(number) is not int or not 0 <= number <= most:
             raise ValueError(f"{shortened(number)} is not a whole number from 0 to {most}")
