@@ -131,7 +131,7 @@ def test_modules_that_draw_random_numbers_resume_their_draws(tmp_path: Path) -> 
     def features() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.Dropout(0.5))
 
-    options: dict[str, Any] = {"chosen": {"mine": configs(network="own", trials=1)["dhp+si"]}}
+    options: dict[str, Any] = {"chosen": {"mine": configs(network="custom", trials=1)["dhp+si"]}}
     options["custom"] = Custom(features)
     folder = tmp_path / "checkpoints"
 

@@ -13,13 +13,16 @@ from torch import nn
 from builders import custom_stream, small_digits
 from engram import InputError, preset
 from engram.config.settings import Config
-from engram.engine import build, stacks
+from engram.data import streams
+from engram.engine import stacks
 from engram.engine.build import Custom
 from engram.engine.in_process import InProcess
 from engram.engine.progress import Progress
 from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, digest, group_by_tasks
 from engram.engine.training import Training, train
+from engram.nn.networks import Network
+from engram.penalties import Penalty
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 1, "hidden": [8], "batch_size": 20}
 CPU = Runtime("cpu")
@@ -34,43 +37,33 @@ def digits() -> Source:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[Any, ...]]:
-    """Counts the streams (by config and trial), models and penalties that are built."""
-    count: Counter[tuple[Any, ...]] = Counter()
-    originals: dict[str, Callable[..., Any]] = {
-        name: getattr(build, name) for name in ("build_streams", "build_model", "build_penalty")
-    }
+def built(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what is built: streams, networks and penalties, wherever that happens."""
+    count: Counter[str] = Counter()
 
-    def counted_streams(config: Config, trials: Any, datasets: Any) -> Any:
-        count.update(("stream", config.seed, trial) for trial in trials)
-        return originals["build_streams"](config, trials, datasets)
+    def counted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            count[what] += 1
+            return function(*given, **named)
 
-    def counted_model(config: Config, trial: int, *given: Any) -> Any:
-        count["model", config.seed, config.method, trial] += 1
-        return originals["build_model"](config, trial, *given)
+        return call
 
-    def counted_penalty(config: Config, trial: int, model: nn.Module) -> Any:
-        count["penalty", config.seed, config.method, trial] += 1
-        return originals["build_penalty"](config, trial, model)
-
-    monkeypatch.setattr(stacks, "build_streams", counted_streams)
-    monkeypatch.setattr(build, "build_model", counted_model)
-    monkeypatch.setattr(stacks, "build_model", counted_model)
-    monkeypatch.setattr(build, "build_penalty", counted_penalty)
+    monkeypatch.setattr(streams, "permuted", counted("streams", streams.permuted))
+    for what, kind in (("networks", Network), ("penalties", Penalty)):
+        monkeypatch.setattr(kind, "__init__", counted(what, kind.__init__))
     return count
 
 
 @pytest.mark.parametrize("max_stack", [None, 1, 2])
 def test_streams_models_and_penalties_are_built_once(
-    built: Counter[tuple[Any, ...]], tmp_path: Path, max_stack: int | None
+    built: Counter[str], tmp_path: Path, max_stack: int | None
 ) -> None:
-    configs = {"a": config(), "b": config("finetune"), "c": config("ewc", strength=1.0), "d": config(seed=7)}
+    configs = {"a": config(), "b": config("si"), "c": config("ewc", strength=1.0), "d": config(seed=7)}
     training = Training(configs, digits(), Runtime("cpu", max_stack=max_stack))
-    assert len(built) == 2 * 2 + 4, "checked before a folder is made: two streams for each seed, one model of each kind"
+    # Checked before any folder is made: two streams for each seed, one network of each kind.
+    assert built == {"streams": 4, "networks": 4}
     training.run(tmp_path / "checkpoints")
-    num_models = 4 * 2
-    assert len(built) == 2 * 2 + 2 * num_models
-    assert set(built.values()) == {1}
+    assert built == {"streams": 4, "networks": 8, "penalties": 8}
 
 
 def test_custom_modules_are_made_once_for_each_model() -> None:

@@ -1,4 +1,4 @@
-"""From settings to the things they stand for: stream, model, penalty, device."""
+"""Build what settings name: streams, models, penalties, the device."""
 
 from __future__ import annotations
 
@@ -48,20 +48,22 @@ class Custom:
 
 
 NOTHING_CUSTOM = Custom()
+PRECISIONS = ("tf32", "float32", "float64")
 MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
 
 def dataset_names(config: Config) -> tuple[str, ...]:
-    """The datasets that an experiment needs."""
+    """The names of the datasets that a config needs."""
     return source_names(config.dataset, config.num_tasks)
 
 
 def load_datasets(config: Config, folder: str | Path | None) -> list[Dataset]:
+    """Load the datasets that a config needs, from a folder or from where `engram data` puts them."""
     return [load(name, folder) for name in dataset_names(config)]
 
 
 def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Dataset]) -> list[Stream]:
-    """The tasks of each trial; where they do not depend on it, all trials have the same stream."""
+    """The stream of each trial; if it does not depend on the trial, all trials have the same one."""
     if config.examine == "validation":
         datasets = [dataset.held_out() for dataset in datasets]
     if config.max_samples is not None:
@@ -96,7 +98,7 @@ def learner_from(
     model = model.to(device=device, dtype=dtype)
     for module in model.modules():
         if isinstance(module, DHPSoftmax):
-            module.check_values = False  # streams have checked their targets, and the loop looks out for NaN
+            module.check_values = False  # streams have checked their targets, and the loop detects NaN
     penalty = build_penalty(config, trial, model) if custom.penalty is None else custom.penalty(model)
     return Learner(config, trial, model, penalty)
 
@@ -104,17 +106,17 @@ def learner_from(
 def build_model(
     config: Config, trial: int, input_shape: Sequence[int], num_classes: int, custom: Custom = NOTHING_CUSTOM
 ) -> Network:
-    """The network of one trial. All methods of a trial begin with the same features and slow weights."""
+    """The network of one trial. All methods of a trial start with the same features and slow weights."""
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # and no GPU's
+            torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # not the GPU's
             features = build_features(config, input_shape) if custom.features is None else custom.features()
             if custom.features is None and config.initialisation == "he":
                 initialise_by_he(features, config.leaky_slope)
             width = _width_of(features, config, input_shape)
             head = build_head(config, width, num_classes) if custom.head is None else custom.head(width, num_classes)
             return Network(features, head)
-    except (RuntimeError, TypeError, OverflowError) as error:  # PyTorch's words for too large a network
+    except (RuntimeError, TypeError, OverflowError) as error:  # raised by PyTorch if the network is too large
         raise InputError(f"the network of {config.method} cannot be built: {reason(error)}") from error
 
 
@@ -138,7 +140,7 @@ def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
 
 
 def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -> int:
-    """How many features there are; a module of one's own is asked."""
+    """The number of features; a custom module is called to find out."""
     if config.network != "custom":
         return config.hidden[-1]
     if not isinstance(features, nn.Module):
@@ -147,7 +149,7 @@ def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -
         made = features(torch.zeros(2, *input_shape))
     if not isinstance(made, torch.Tensor) or made.ndim != 2 or len(made) != 2:
         shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
-        raise InputError(f"features must give one row a sample, (batch, width), not {shape} for a batch of 2")
+        raise InputError(f"features must return one row a sample, (batch, width), not {shape} for a batch of 2")
     return made.shape[1]
 
 
@@ -166,34 +168,34 @@ def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
 
 
 def _built(registration: Registration, config: Config, *inputs: Any, **more: Any) -> Any:
-    """What a registration makes, from the settings that it names."""
+    """Call what is registered, with the settings that its registration names."""
     settings = registration.facts.get("settings", {})
     return registration.make(*inputs, **more, **{name: getattr(config, field) for name, field in settings.items()})
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto" is the GPU where there is one."""
+    """The device of that name; "auto" is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not isinstance(name, str):
-        raise InputError(f"a device is a word such as cpu, not {shortened(name)}")
+        raise InputError(f"a device is named by a word such as cpu, not {shortened(name)}")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # also refuses "meta", which computes nothing
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
         raise InputError(
-            f"there is no device {shortened(name)} here; use auto, cpu, or cuda where there is a GPU"
+            f"there is no device {shortened(name)} here; use auto, cpu, or cuda if there is a GPU"
         ) from error
     return device
 
 
 @contextmanager
 def precision_of(name: str) -> Iterator[torch.dtype]:
-    """The type to compute in; within it, GPUs use TensorFloat-32 in matrix products if it is "tf32", else not.
+    """Compute in this precision, and yield its type. GPUs use TensorFloat-32 in matrix products only for "tf32".
 
-    Convolutions, of which cuDNN knows several, are then summed up in the same order each time.
+    cuDNN uses deterministic algorithms, so that the same run gives the same numbers.
     """
-    check_choice("precision", name, ("tf32", "float32", "float64"))
+    check_choice("precision", name, PRECISIONS)
     cudnn = torch.backends.cudnn
     before = (torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic)
     torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = name == "tf32"

@@ -1,4 +1,4 @@
-"""What a program is: learners that share their batches, and the seven things that the loop asks of them."""
+"""What a program is: how a device trains a stack; and what all programs use."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engram.common.errors import NotFiniteError
 from engram.data.batches import Piece, batches_of, epoch_order
 from engram.data.streams import Stream, Task
 from engram.engine.learner import Learner
+from engram.nn.freezing import frozen
+from engram.nn.masking import mask_logits
 
 
 class Program(Protocol):
-    """Learners in one order, trial after trial; what it returns has a row for each."""
+    """Learners in one order, trial after trial. What its methods return has a row for each."""
 
     learners: list[Learner]
 
     @property
     def notes(self) -> list[str]:
-        """What has turned out that is worth a line in a log."""
+        """What is worth a line in a log."""
 
     def begin_task(self, n: int) -> None:
-        """Make ready to learn task n: which outputs take part, and how the penalties now pull."""
+        """Prepare for task n: which outputs take part, and how the penalties pull from now on."""
 
     def begin_epoch(self, n: int, epoch: int) -> None:
         """Draw the order of the samples."""
@@ -36,30 +38,41 @@ class Program(Protocol):
         """(learners, 3): η, ‖Hebb‖ and ‖α‖, NaN without a trace."""
 
     def finite(self) -> Tensor:
-        """(learners,): whether a model still consists of numbers."""
+        """(learners,): whether all weights of a model are finite."""
 
     def consolidate(self, n: int) -> Tensor:
-        """Give the weights their importance for task n; returns (learners,): whether the importances are numbers."""
+        """Compute the importance of each weight for task n; returns (learners,): whether all are finite."""
 
     def evaluate(self, tasks: Sequence[int]) -> Tensor:
         """(learners, tasks): the accuracy on the test samples."""
 
 
+EVALUATION_BATCH = 1000
 IMPORTANCE_BATCH = 500  # samples at a time; their number does not change the importances
 
 
+@torch.no_grad()
+def accuracy(model: nn.Module, task: Task, dtype: torch.dtype = torch.float32) -> float:
+    """The fraction of test samples, in [0, 1], whose class has the largest of the task's logits; changes nothing."""
+    correct = torch.zeros((), dtype=torch.int64, device=task.test.targets.device)
+    with frozen(model):
+        for inputs, targets in batches_of(task.test, EVALUATION_BATCH, permutation=task.permutation, dtype=dtype):
+            correct += (mask_logits(model(inputs), task.classes).argmax(dim=1) == targets).sum()
+    return int(correct) / len(task.test)
+
+
 def consolidate_alone(learner: Learner, task: Task, dtype: torch.dtype) -> bool:
-    """Consolidate one learner by its penalty's own method; returns whether its importances are numbers."""
+    """Consolidate one learner by the method of its penalty; returns whether all importances are finite."""
     batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation, dtype=dtype)
     try:
         learner.penalty.consolidate(batches, task.taught)
-    except NotFiniteError:  # importances that overflow though the weights do not
+    except NotFiniteError:  # importances can overflow though the weights do not
         return False
     return True
 
 
 class Batches:
-    """The training samples of several trials, each in an order of its own."""
+    """The training samples of several trials, in a different order for each."""
 
     def __init__(self, trials: Sequence[int], streams: Sequence[Stream], seed: int, dtype: torch.dtype):
         self.trials = list(trials)
@@ -75,7 +88,7 @@ class Batches:
         return [len(task.train) for task in self.tasks(n)]
 
     def orders(self, n: int, epoch: int) -> list[Tensor]:
-        """For each trial the rows of its inputs in the order of one epoch."""
+        """For each trial, the rows of its inputs in the order of one epoch."""
         return [
             epoch_order(stream[n].train, self.seed, trial, n, epoch)
             for trial, stream in zip(self.trials, self.streams, strict=True)
@@ -83,7 +96,7 @@ class Batches:
 
 
 class SideBySide:
-    """Several programs as one, for learners of which not all can be trained in the same way."""
+    """Several programs as one, for learners that cannot all be trained in the same way."""
 
     def __init__(self, programs: Sequence[Program]):
         self.programs = list(programs)

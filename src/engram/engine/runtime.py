@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
+from engram.engine.build import PRECISIONS
 from engram.engine.in_process import Engine, InProcess
-
-PRECISIONS = ("tf32", "float32", "float64")
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
 from engram.engine.cpu.step import ContractDescent, Descent, FactoredDescent, factored_layers, own_method
 from engram.engine.draws import draws_numbers, own_generators, seed_draws
-from engram.engine.evaluation import accuracy
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
-from engram.engine.program import Batches, consolidate_alone
+from engram.engine.program import Batches, accuracy, consolidate_alone
 
 GATHERED = 16  # batches that are read at once for all models of a trial, few enough to stay in a cache
 
