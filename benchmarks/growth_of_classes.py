@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from engram.common.seeding import generator
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
-from engram.report.figures.drawing import Drawing, new_figure
-from engram.report.figures.style import COLOURS, INK, WIDTH, legend_below, tidy
+from engram.report.figures.drawing import COLOURS, INK, WIDTH, Drawing, legend_below, new_figure, tidy
 from engram.report.tables import Table
 
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {

@@ -11,8 +11,7 @@ from workloads import USUAL_PENALTIES, WORKLOADS, Workload, engram_loop, memory_
 
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import preset
-from engram.report.figures.drawing import Drawing, new_figure
-from engram.report.figures.style import OTHER, WIDTH, colour_of_method, legend_below, tidy
+from engram.report.figures.drawing import OTHER, WIDTH, Drawing, colour_of_method, legend_below, new_figure, tidy
 from engram.report.tables import Table
 
 MIXED = "the paper's eight"

@@ -18,8 +18,7 @@ from engram.engine.build import build_learner, build_streams, load_datasets
 from engram.engine.choose import choose_program
 from engram.engine.loop import Position, train_task
 from engram.engine.program import Batches
-from engram.report.figures.drawing import Drawing, new_figure
-from engram.report.figures.style import WIDTH, colour_of_method, legend_below, rule, tidy
+from engram.report.figures.drawing import WIDTH, Drawing, colour_of_method, legend_below, new_figure, rule, tidy
 from engram.report.tables import Table
 
 METHODS = ("online-ewc", "si", "mas", "dhp", "dhp+online-ewc", "dhp+si", "dhp+mas", "ewc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from engram import InputError, Result, streams
 from engram.data.samples import Dataset, Origin
 from engram.data.sources import load
 from engram.data.streams import Stream
+from engram.runs.format import write_description, write_results
 
 # --- data
 
@@ -42,6 +43,39 @@ def custom_stream(
         centres = random.normal(size=(3, *shape))
         tasks.append((*samples(num_train + more * task, centres), *samples(num_test, centres)))
     return streams.from_arrays(tasks)
+
+
+# --- results and runs
+
+
+def labelled(results: Iterable[Result]) -> dict[str, Result]:
+    """Results by label: their methods, with a number where a method is there before."""
+    found: dict[str, Result] = {}
+    for k, result in enumerate(results):
+        method = result.config.method
+        found[f"{method} {k}" if method in found else method] = result
+    return found
+
+
+def write_run(folder: Path, results: Mapping[str, Result], **about: Any) -> Path:
+    """The folder of a run with these results; what is None in `about` is left out of it."""
+    first = next(iter(results.values()))
+    described = {
+        "command": f"engram run {first.config.benchmark}",
+        "started": "2026-01-31T12:00:00+00:00",
+        "finished": "2026-01-31T12:05:00+00:00",
+        "seconds": 300.0,
+        "runtime": {"device": "cpu", "precision": "tf32", "max_stack": None, "engine": "in-process"},
+        "environment": {"device": "cpu", "threads": 2},
+        "versions": {"python": "3.12.3", "torch": "2.11.0"},
+        "data": first.data,
+        "configs": {label: result.config for label, result in results.items()},
+    } | about
+    folder.mkdir(parents=True, exist_ok=True)
+    configs = described.pop("configs")
+    write_description(folder, configs, {name: value for name, value in described.items() if value is not None})
+    write_results(folder, results)
+    return folder
 
 
 # --- equal, bit for bit

@@ -17,8 +17,7 @@ from engram.data.batches import batches_of
 from engram.data.sources import load
 from engram.data.streams import Task
 from engram.penalties.base import Term
-from engram.report.figures.drawing import new_figure
-from engram.report.figures.style import COLOURS, INK, MEDIUM, SMALL, WIDTH, rule, tidy
+from engram.report.figures.drawing import COLOURS, INK, MEDIUM, SMALL, WIDTH, new_figure, rule, tidy
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 BATCH_SIZE, LEARNING_RATE = 50, 0.05

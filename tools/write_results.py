@@ -1,33 +1,165 @@
-"""Write docs/reproduction.md, the README's table and the pictures of both from results/."""
+"""Fill the numbers and tables of docs/reproduction.md and of the README from results/, and draw their pictures.
+
+A gap in the text is `<!-- NAME --><!-- end -->`. What stands between the two comments is replaced by what `gaps` has
+under that name; everything outside gaps is left as it is.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from engram.reproduction.document import readme_table, write_document
-from engram.reproduction.figures import draw_overview
-from engram.runs.sheets import read_reproduction
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
+from engram.config.presets import STEADY, title_of
+from engram.report.layout import Table
+from engram.report.pairs import baseline_of
+from engram.report.tables import final, final_accuracy, so_far
+from engram.reproduction.folder import Reproduction, Runs, missing_from_part, read_reproduction
+from engram.reproduction.page import draw_overview
+from engram.reproduction.study import PLASTIC
+from engram.reproduction.tables import (
+    accuracy_table,
+    baseline_table,
+    claims_table,
+    control_table,
+    data_table,
+    differences,
+    diverged_table,
+    grid_leads,
+    num_selected,
+    selection_tables,
+    sensitivity_table,
+    strength_tables,
+    study_table,
+    times_table,
+    transfer_table,
+    worst_table,
+)
+from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- from results/ -->", "<!-- end -->"
+DOCUMENTS = ("docs/reproduction.md", "README.md")
+GAP = re.compile(r"<!-- (?P<name>[^>]+?) -->(?P<content>(?:(?!<!--).)*)<!-- end -->", re.DOTALL)
 
 
-def documents(root: Path = ROOT) -> dict[Path, str]:
-    """What each file is to hold."""
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return {
-        root / "docs" / "reproduction.md": write_document(root / "results"),
-        root / "README.md": f"{before}{BEGIN}\n{readme_table(root / 'results').strip()}\n{END}{after}",
+def documents(root: Path = ROOT, results: Path | None = None) -> dict[Path, str]:
+    """What each document is to hold."""
+    reproduction = read_reproduction(results or root / "results")
+    known = gaps(reproduction)
+    return {root / name: fill((root / name).read_text(encoding="utf-8"), known) for name in DOCUMENTS}
+
+
+def fill(text: str, known: Mapping[str, str]) -> str:
+    """The text with all its gaps filled; a gap of an unknown name is an error."""
+
+    def filled(gap: re.Match[str]) -> str:
+        content = known[gap["name"]].strip()
+        if gap["name"].startswith("table") and gap["name"].partition(":")[1]:
+            content = f"\n{content}\n" if content else "\n"
+        return f"<!-- {gap['name']} -->{content}<!-- end -->"
+
+    return GAP.sub(filled, text)
+
+
+def gaps(reproduction: Reproduction) -> dict[str, str]:
+    """Everything that a document can be filled with, by the names of its gaps."""
+    runs, folder = reproduction.runs, reproduction.folder
+    return {**_numbers(runs, folder), **_tables(runs, folder), "missing": _missing(reproduction.missing)}
+
+
+def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
+    steady = [pair for pair in steady_pairs(runs) if pair.accuracy.num_trials >= FEWEST_PAIRS]
+    with_penalty = [pair.accuracy for pair in steady if pair.label != "dhp"]
+    alone = [pair.accuracy for pair in steady if pair.label == "dhp"]
+    leads = {
+        benchmark: grid_leads(runs, benchmark) for benchmark in PAPER_BENCHMARKS if (benchmark, "strengths") in runs
     }
+    tables = [run for (_, part), run in runs.items() if part == "table"]
+    seconds = sum(float(run.about["seconds"]) for run in tables)
+    grid = runs["permuted-mnist", "strengths"].results
+    plain = runs["split-mnist", "study"].results["plain baseline: finetune"]
+    return {
+        "models": f"{sum(run.num_models for run in runs.values()):,}",
+        "candidates": str(num_selected(folder)),
+        "positions": positions([pair.accuracy for pair in table_pairs(runs)]),
+        "leads": " and ".join(f"{won} of {of} on {title_of(name)}" for name, (won, of) in leads.items()),
+        "steady pairs": str(len(with_penalty)),
+        "steady positions": positions(with_penalty),
+        "alone pairs": str(len(alone)),
+        "alone positions": positions(alone),
+        **{f"grid: {label}": f"{100 * final(result).mean:.1f}" for label, result in grid.items()},
+        "paper: si": str(PAPER_RESULTS["permuted-mnist"]["si"][0]),
+        "study: plain finetune": f"{100 * final(plain).mean:.1f}",
+        "steady settings": ", ".join(f"`{name}={json.dumps(value)}`" for name, value in STEADY.items()),
+        "table models": str(sum(run.num_models for run in tables)),
+        "table seconds": f"{seconds:,.0f}",
+        "table minutes": f"{seconds / 60:.1f}",
+    }
+
+
+def _tables(runs: Runs, folder: Path) -> dict[str, str]:
+    studies = [benchmark for benchmark in PAPER_BENCHMARKS if (benchmark, "study") in runs]
+    unfinished = [so_far(run.results) for (_, part), run in runs.items() if part == "table"]
+    steady = differences(steady_pairs(runs), "The steady trace", against_paper=False)
+    return {
+        "table: accuracy": accuracy_table(runs).to_markdown(),
+        "table: transfer": transfer_table(runs).to_markdown(),
+        "tables: so far": _joined(table for table in unfinished if table is not None),
+        "table: diverged": _joined(table for table in [diverged_table(runs)] if table.rows),
+        "table: baselines": baseline_table(runs).to_markdown(),
+        "table: differences": differences(table_pairs(runs), "The DHP Softmax as in the paper").to_markdown(),
+        "table: claims": _to_the_left(claims_table(runs)),
+        "table: sensitivity": sensitivity_table(runs).to_markdown(),
+        "tables: strengths": "\n".join(_to_the_left(table) for table in strength_tables(runs)),
+        "tables: study": _joined(study_table(runs, benchmark) for benchmark in studies),
+        "table: steady differences": steady.to_markdown(),
+        "table: worst": worst_table(runs).to_markdown(),
+        "tables: control": _joined(control_table(runs, benchmark) for benchmark in studies),
+        "tables: selection": _joined(selection_tables(folder)),
+        "table: data": data_table(runs).to_markdown(),
+        "table: times": times_table(runs).to_markdown(),
+        "table: results": readme_table(runs),
+    }
+
+
+def readme_table(runs: Runs) -> str:
+    """The README's: every benchmark that was learned to its end, with each penalty."""
+    rows = []
+    for benchmark in PAPER_BENCHMARKS:
+        table, variant = (runs.get((benchmark, part)) for part in ("table", "variant"))
+        if table is None or variant is None or missing_from_part(table):
+            continue
+        for method in PLASTIC:
+            name = baseline_of(method)
+            ours = [table.results[name], table.results[method], variant.results[method]]
+            theirs = [f"{PAPER_RESULTS[benchmark][m][0]:.2f}" for m in (name, method)]
+            rows.append((f"{title_of(benchmark)}: {name}", *map(final_accuracy, ours), *theirs))
+    columns = ("", "without DHP", "with DHP", "with the steady trace", "paper without", "paper with")
+    return Table("", columns, rows).to_markdown().partition("\n\n")[2]
+
+
+def _joined(tables: Iterable[Table]) -> str:
+    return "\n".join(table.to_markdown() for table in tables)
+
+
+def _to_the_left(table: Table) -> str:
+    """A table of words, which read badly when aligned to the right."""
+    return table.to_markdown().replace("---:", "---")
+
+
+def _missing(sentences: list[str]) -> str:
+    if not sentences:
+        return "Nothing is missing from a complete reproduction."
+    return "\n".join(["Missing from a complete reproduction:", "", *(f"- {sentence}" for sentence in sentences)])
 
 
 def main() -> None:
     for path, text in documents().items():
         path.write_text(text, encoding="utf-8")
     names = ("reproduction-differences", "reproduction-steady")
-    for name, drawing in zip(names, draw_overview(read_reproduction(ROOT / "results").sheets), strict=True):
+    for name, drawing in zip(names, draw_overview(read_reproduction(ROOT / "results").runs), strict=True):
         (ROOT / "docs" / "images" / f"{name}.png").write_bytes(drawing.to_bytes("png"))
 
 

@@ -312,7 +312,7 @@ def test_a_stream_of_ones_own_is_learned_by_any_method(method: str, tmp_path) ->
     result.save(tmp_path / "own")
     again = engram.Result.load(tmp_path / "own")
     assert np.array_equal(again.accuracy, result.accuracy, equal_nan=True)
-    assert summary([again]).title == "custom on custom, 3 tasks, 2 trials"
+    assert summary({"dhp": again}).title == "custom on custom, 3 tasks, 2 trials"
 
 
 def test_a_stream_and_the_benchmark_own_go_together() -> None:

@@ -7,13 +7,15 @@ import math
 import re
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from builders import labelled, write_run
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import preset
@@ -31,12 +33,11 @@ from engram.report.figures import (
     strengths,
     to_svg,
     trace_dynamics,
+    write_figures,
 )
-from engram.report.figures.style import COLOURS
+from engram.report.figures.drawing import COLOURS
 from engram.report.pairs import pairs
-from engram.reproduction.write import write_figures
 from engram.runs.result import Divergence, Result
-from engram.runs.sheets import Sheet, sheet_path, write_sheet
 
 NAN = math.nan
 
@@ -89,7 +90,7 @@ def _warnings_are_errors() -> Any:
 
 
 def test_every_figure_is_a_png_a_pdf_and_a_csv(tmp_path: Path) -> None:
-    paths = draw_all([make_result("finetune"), make_result("dhp")], tmp_path / "new" / "figures")
+    paths = draw_all(labelled([make_result("finetune"), make_result("dhp")]), tmp_path / "new" / "figures")
     names = ["accuracy", "differences", "first-and-latest", "matrices", "dynamics"]
     assert [path.name for path in paths] == [f"{name}.{format}" for name in names for format in ("png", "pdf", "csv")]
     assert sorted(paths) == sorted((tmp_path / "new" / "figures").iterdir())
@@ -106,7 +107,7 @@ def test_every_figure_is_a_png_a_pdf_and_a_csv(tmp_path: Path) -> None:
 
 
 def test_only_the_formats_that_are_wanted_are_written(tmp_path: Path) -> None:
-    draw_all([make_result("si")], tmp_path, ["csv"])
+    draw_all(labelled([make_result("si")]), tmp_path, ["csv"])
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv"}
 
 
@@ -117,7 +118,11 @@ def test_a_list_of_formats_is_read_as_a_person_types_it() -> None:
 
 
 def test_methods_without_a_trace_have_no_dynamics() -> None:
-    assert [drawing.name for drawing in draw([make_result("si")])] == ["accuracy", "first-and-latest", "matrices"]
+    assert [drawing.name for drawing in draw(labelled([make_result("si")]))] == [
+        "accuracy",
+        "first-and-latest",
+        "matrices",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,45 +139,45 @@ def test_methods_without_a_trace_have_no_dynamics() -> None:
     ids=["one diverged", "one trial", "that one diverged", "baseline lost", "dhp lost", "all lost", "alone and lost"],
 )
 def test_figures_are_drawn_whatever_became_of_the_trials(tmp_path: Path, results: list[Result]) -> None:
-    for path in draw_all(results, tmp_path, ("png", "csv")):
+    for path in draw_all(labelled(results), tmp_path, ("png", "csv")):
         assert path.stat().st_size > 0
 
 
 @pytest.mark.slow
 def test_a_figure_may_be_drawn_anew(tmp_path: Path) -> None:
-    first = {path.name: path.read_bytes() for path in draw_all([make_result("dhp")], tmp_path)}
-    again = {path.name: path.read_bytes() for path in draw_all([make_result("dhp")], tmp_path)}
+    first = {path.name: path.read_bytes() for path in draw_all(labelled([make_result("dhp")]), tmp_path)}
+    again = {path.name: path.read_bytes() for path in draw_all(labelled([make_result("dhp")]), tmp_path)}
     assert first == again
     assert {path.name for path in tmp_path.iterdir()} == set(first)
 
 
 def test_a_curve_is_the_mean_over_trials_in_percent() -> None:
-    axes, *_ = accuracy_curves([make_result("dhp"), make_result("si")]).figure.axes
+    axes, *_ = accuracy_curves(labelled([make_result("dhp"), make_result("si")])).figure.axes
     assert [line.get_label() for line in axes.lines] == ["dhp (62.5)", "si (62.5)"]
     assert axes.lines[0].get_xdata().tolist() == [1, 2]
     assert axes.lines[0].get_ydata() == pytest.approx([80, 62.5])  # (0.9 + 0.7) / 2; (0.65 + 0.6) / 2
 
 
 def test_a_band_is_one_standard_error_wide() -> None:
-    axes, *_ = accuracy_curves([make_result("dhp")]).figure.axes
+    axes, *_ = accuracy_curves(labelled([make_result("dhp")])).figure.axes
     vertices = axes.collections[0].get_paths()[0].vertices
     at_first = vertices[vertices[:, 0] == 1][:, 1]
     assert (at_first.min(), at_first.max()) == pytest.approx((70, 90))  # trials 0.9 and 0.7: SEM 0.1
 
 
 def test_a_diverged_trial_is_left_out_of_the_curve() -> None:
-    axes, *_ = accuracy_curves([make_result("dhp", diverged=True)]).figure.axes
+    axes, *_ = accuracy_curves(labelled([make_result("dhp", diverged=True)])).figure.axes
     assert axes.lines[0].get_ydata() == pytest.approx([80, 65])
 
 
 def test_plastic_methods_are_solid_and_the_others_dashed() -> None:
-    axes, *_ = accuracy_curves([make_result("dhp+si"), make_result("si")]).figure.axes
+    axes, *_ = accuracy_curves(labelled([make_result("dhp+si"), make_result("si")])).figure.axes
     assert [line.get_linestyle() for line in axes.lines] == ["-", "--"]
     assert axes.lines[0].get_color() == axes.lines[1].get_color()
 
 
 def test_memory_is_above_and_flexibility_below() -> None:
-    left, right, *_ = first_and_latest([make_result("dhp")]).figure.axes
+    left, right, *_ = first_and_latest(labelled([make_result("dhp")])).figure.axes
     assert left.lines[0].get_ydata() == pytest.approx([80, 55])
     assert right.lines[0].get_ydata() == pytest.approx([80, 70])
     assert "first task" in left.get_ylabel()
@@ -180,7 +185,7 @@ def test_memory_is_above_and_flexibility_below() -> None:
 
 
 def test_a_matrix_has_a_row_after_each_task_and_a_column_for_each() -> None:
-    axes = accuracy_matrices([make_result("dhp")]).figure.axes[0]
+    axes = accuracy_matrices(labelled([make_result("dhp")])).figure.axes[0]
     shown = np.ma.filled(axes.collections[0].get_array(), NAN)
     np.testing.assert_allclose(shown, [[80, NAN], [55, 70]])
     assert axes.get_title() == "dhp"
@@ -190,13 +195,13 @@ def test_a_matrix_has_a_row_after_each_task_and_a_column_for_each() -> None:
 
 def test_the_look_ahead_above_the_diagonal_is_not_shown() -> None:
     result = make_result("dhp", accuracy=np.full((2, 2, 2), 0.5))
-    shown = np.ma.filled(accuracy_matrices([result]).figure.axes[0].collections[0].get_array(), NAN)
+    shown = np.ma.filled(accuracy_matrices(labelled([result])).figure.axes[0].collections[0].get_array(), NAN)
     np.testing.assert_allclose(shown, [[50, NAN], [50, 50]])
 
 
 def test_ten_methods_have_ten_matrices_on_one_scale() -> None:
     methods = ["finetune", "dhp", "si", "dhp+si", "ewc", "dhp+ewc", "online-ewc", "dhp+online-ewc", "mas", "dhp+mas"]
-    figure = accuracy_matrices([make_result(method) for method in methods]).figure
+    figure = accuracy_matrices(labelled([make_result(method) for method in methods])).figure
     drawn = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in drawn] == methods
     for axes in drawn:
@@ -204,7 +209,7 @@ def test_ten_methods_have_ten_matrices_on_one_scale() -> None:
 
 
 def test_dynamics_are_means_over_trials_against_tasks_learned() -> None:
-    panels = trace_dynamics([make_result("dhp"), make_result("finetune")]).figure.axes[:3]
+    panels = trace_dynamics(labelled([make_result("dhp"), make_result("finetune")])).figure.axes[:3]
     assert [axes.get_ylabel() for axes in panels] == ["η", "‖Hebb‖", "‖α‖"]
     for axes, factor in zip(panels, (1, 2, 3), strict=True):
         (curve,) = [line for line in axes.lines if line.get_label() == "dhp"]
@@ -215,13 +220,17 @@ def test_dynamics_are_means_over_trials_against_tasks_learned() -> None:
 def test_trials_of_different_length_still_meet_in_one_mean() -> None:
     """Tasks of Imbalanced Permuted MNIST have another number of steps in every trial."""
     rows = make_rows(0, 0, [7, 15, 23, 30], 1.0) + make_rows(1, 0, [8, 17, 26, 34], 3.0)
-    curve = trace_dynamics([make_result("dhp", dynamics=rows)]).figure.axes[0].lines[0]
+    curve = trace_dynamics(labelled([make_result("dhp", dynamics=rows)])).figure.axes[0].lines[0]
     assert curve.get_ydata() == pytest.approx([2.0] * len(curve.get_ydata()))
 
 
 def test_a_trial_that_stopped_early_is_not_stretched_over_the_task() -> None:
     rows = make_rows(0, 0, [7, 15, 23, 31], 1.0) + make_rows(1, 0, [7], 3.0)
-    curve = trace_dynamics([make_result("dhp", dynamics=rows, diverged=[Divergence(1, 0, 9)])]).figure.axes[0].lines[0]
+    curve = (
+        trace_dynamics(labelled([make_result("dhp", dynamics=rows, diverged=[Divergence(1, 0, 9)])]))
+        .figure.axes[0]
+        .lines[0]
+    )
     assert curve.get_xdata() == pytest.approx([0.25, 0.5, 0.75, 1])
     assert curve.get_ydata() == pytest.approx([2, 1, 1, 1])
 
@@ -243,7 +252,7 @@ def of_paper(method: str = "dhp", *, trials: int = 2, **changes: Any) -> Result:
 
 def test_the_csv_of_the_curves_is_the_results_own_numbers() -> None:
     result = make_result("dhp")
-    rows = rows_of(accuracy_curves([result]))
+    rows = rows_of(accuracy_curves(labelled([result])))
     means = 100 * result.average_accuracy.mean(axis=0)
     sems = 100 * result.average_accuracy.std(axis=0, ddof=1) / math.sqrt(2)
     assert [float(row["accuracy %"]) for row in rows] == pytest.approx(means.tolist())
@@ -252,19 +261,19 @@ def test_the_csv_of_the_curves_is_the_results_own_numbers() -> None:
 
 
 def test_the_csv_of_memory_and_flexibility_has_both() -> None:
-    rows = rows_of(first_and_latest([make_result("dhp")]))
+    rows = rows_of(first_and_latest(labelled([make_result("dhp")])))
     values = {(row["task"], row["tasks learned"]): float(row["accuracy %"]) for row in rows}
     assert values == pytest.approx({("first", "1"): 80, ("first", "2"): 55, ("latest", "1"): 80, ("latest", "2"): 70})
 
 
 def test_the_csv_of_the_matrices_is_their_lower_triangle() -> None:
-    rows = rows_of(accuracy_matrices([make_result("dhp")]))
+    rows = rows_of(accuracy_matrices(labelled([make_result("dhp")])))
     found = {(row["after task"], row["on task"]): float(row["accuracy %"]) for row in rows}
     assert found == pytest.approx({("1", "1"): 80, ("2", "1"): 55, ("2", "2"): 70})
 
 
 def test_the_csv_of_the_dynamics_has_every_record() -> None:
-    rows = rows_of(trace_dynamics([make_result("dhp")]))
+    rows = rows_of(trace_dynamics(labelled([make_result("dhp")])))
     assert len(rows) == 3 * 4
     assert {row["quantity"]: float(row["mean"]) for row in rows} == pytest.approx(
         {"eta": 1.5, "hebb_norm": 3, "alpha_norm": 4.5}
@@ -272,14 +281,14 @@ def test_the_csv_of_the_dynamics_has_every_record() -> None:
 
 
 def test_what_was_not_measured_is_empty_in_the_csv() -> None:
-    (row, *_) = rows_of(accuracy_curves([make_result("dhp", trials=1)]))
+    (row, *_) = rows_of(accuracy_curves(labelled([make_result("dhp", trials=1)])))
     assert row["SEM"] == ""
-    assert "nan" not in accuracy_curves([lost("dhp")]).to_csv()
+    assert "nan" not in accuracy_curves(labelled([lost("dhp")])).to_csv()
 
 
 def test_the_forest_shows_each_pair_with_its_interval_and_the_papers_difference() -> None:
     results = [of_paper("si"), of_paper("dhp+si")]
-    (pair,) = pairs(results)
+    (pair,) = pairs(labelled(results))
     drawing = differences([pair])
     (row,) = rows_of(drawing)
     expected = 100 * (results[1].average_accuracy[:, -1] - results[0].average_accuracy[:, -1]).mean()
@@ -295,20 +304,21 @@ def test_the_forest_shows_each_pair_with_its_interval_and_the_papers_difference(
 
 
 def test_a_pair_on_other_data_has_no_difference_of_the_papers() -> None:
-    (row,) = rows_of(differences(pairs([make_result("finetune"), make_result("dhp")])))
+    (row,) = rows_of(differences(pairs(labelled([make_result("finetune"), make_result("dhp")]))))
     assert row["paper points"] == ""
 
 
 def test_pairs_of_several_benchmarks_stand_under_their_names() -> None:
-    both = pairs([of_paper("si"), of_paper("dhp+si")]) + pairs([make_result("finetune"), make_result("dhp")])
-    other = [pair.__class__(**{**vars(pair), "benchmark": "permuted-mnist"}) for pair in both]
-    axes = differences(both + other).figure.axes[0]
+    split = pairs(labelled([make_result("finetune"), make_result("dhp"), make_result("si"), make_result("dhp+si")]))
+    config = preset("permuted-mnist", "dhp", num_tasks=2, trials=2)
+    permuted = [replace(pair, result=replace(pair.result, config=config)) for pair in split]
+    axes = differences(split + permuted).figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["split-mnist", "permuted-mnist"]
     assert list(axes.get_yticks()) == [1, 2, 4, 5]
 
 
 def test_the_papers_numbers_are_hollow_and_ours_filled() -> None:
-    drawing = paper_against_ours([of_paper("mas"), of_paper("dhp+mas")])
+    drawing = paper_against_ours(labelled([of_paper("mas"), of_paper("dhp+mas")]))
     rows = rows_of(drawing)
     assert [float(row["paper %"]) for row in rows] == [98.24, 98.43]
     hollow = [line for line in drawing.figure.axes[0].lines if line.get_marker() == "D"]
@@ -320,17 +330,17 @@ def test_the_curves_end_in_the_papers_values_where_the_data_are_the_papers() -> 
     def hollow(drawing: Drawing) -> list[float]:
         return [line.get_ydata()[0] for line in drawing.figure.axes[0].lines if line.get_marker() == "D"]
 
-    assert hollow(accuracy_curves([of_paper("mas")])) == [PAPER_RESULTS["split-mnist"]["mas"][0]]
-    assert hollow(accuracy_curves([make_result("mas")])) == []
+    assert hollow(accuracy_curves(labelled([of_paper("mas")]))) == [PAPER_RESULTS["split-mnist"]["mas"][0]]
+    assert hollow(accuracy_curves(labelled([make_result("mas")]))) == []
 
 
 def test_sensitivity_and_strengths_are_sorted_means_against_the_setting() -> None:
     by_eta = [of_paper("dhp", eta=eta) for eta in (0.1, 1e-4, 1e-3)]
-    rows = rows_of(sensitivity(by_eta))
+    rows = rows_of(sensitivity(labelled(by_eta)))
     assert [float(row["eta"]) for row in rows] == [1e-4, 1e-3, 0.1]
     assert {row["eta of the preset"] for row in rows} == {"0.001"}
     by_strength = [of_paper(method, strength=s) for method in ("si", "dhp+si") for s in (10.0, 1.0)]
-    drawing = strengths(by_strength)
+    drawing = strengths(labelled(by_strength))
     assert [(row["method"], float(row["strength"])) for row in rows_of(drawing)] == [
         ("si", 1),
         ("si", 10),
@@ -342,7 +352,7 @@ def test_sensitivity_and_strengths_are_sorted_means_against_the_setting() -> Non
 
 
 def test_an_eta_of_zero_has_its_place() -> None:
-    axes = sensitivity([of_paper("dhp", eta=eta) for eta in (0.0, 1e-3, 0.1)]).figure.axes[0]
+    axes = sensitivity(labelled([of_paper("dhp", eta=eta) for eta in (0.0, 1e-3, 0.1)])).figure.axes[0]
     assert axes.get_xlim()[0] == 0
 
 
@@ -350,7 +360,7 @@ def test_an_eta_of_zero_has_its_place() -> None:
 def test_figures_of_the_papers_tasks_are_drawn_without_a_standard_error_too(trials: int) -> None:
     results = [of_paper(method, trials=trials) for method in ("finetune", "dhp", "mas", "dhp+mas")]
     results[2].accuracy[:] = NAN
-    for drawing in draw(results):
+    for drawing in draw(labelled(results)):
         assert drawing.to_bytes("svg")
         assert "nan" not in drawing.to_csv()
         assert all("nan" not in cell for row in drawing.numbers.rows for cell in row)
@@ -358,12 +368,17 @@ def test_figures_of_the_papers_tasks_are_drawn_without_a_standard_error_too(tria
 
 # --- as SVG inside a page
 
-DRAWN: list[Callable[[list[Result]], Drawing]] = [accuracy_curves, accuracy_matrices, first_and_latest, trace_dynamics]
+DRAWN: list[Callable[[Mapping[str, Result]], Drawing]] = [
+    accuracy_curves,
+    accuracy_matrices,
+    first_and_latest,
+    trace_dynamics,
+]
 
 
 @pytest.mark.parametrize("make", DRAWN)
-def test_an_svg_is_drawn_in_the_ink_of_its_page(make: Callable[[list[Result]], Drawing]) -> None:
-    svg = to_svg(make([make_result("dhp"), make_result("finetune")]), "one")
+def test_an_svg_is_drawn_in_the_ink_of_its_page(make: Callable[[Mapping[str, Result]], Drawing]) -> None:
+    svg = to_svg(make(labelled([make_result("dhp"), make_result("finetune")])), "one")
     assert svg.startswith("<svg")
     assert "currentColor" in svg
     assert "#000000" not in svg
@@ -373,8 +388,8 @@ def test_an_svg_is_drawn_in_the_ink_of_its_page(make: Callable[[list[Result]], D
 
 
 @pytest.mark.parametrize("make", DRAWN)
-def test_ids_of_two_svgs_do_not_meet(make: Callable[[list[Result]], Drawing]) -> None:
-    drawing = make([make_result("dhp")])
+def test_ids_of_two_svgs_do_not_meet(make: Callable[[Mapping[str, Result]], Drawing]) -> None:
+    drawing = make(labelled([make_result("dhp")]))
     one, two = to_svg(drawing, "one"), to_svg(drawing, "two")
     ids = [set(re.findall(r'id="([^"]+)"', svg)) for svg in (one, two)]
     assert not ids[0] & ids[1]
@@ -385,7 +400,7 @@ def test_ids_of_two_svgs_do_not_meet(make: Callable[[list[Result]], Drawing]) ->
 @pytest.mark.parametrize("format", ["png", "pdf", "svg", "csv"])
 def test_the_same_results_give_the_same_bytes(format: str) -> None:
     results = [make_result("dhp"), make_result("finetune")]
-    first, again = ([drawing.to_bytes(format) for drawing in draw(results)] for _ in range(2))
+    first, again = ([drawing.to_bytes(format) for drawing in draw(labelled(results))] for _ in range(2))
     assert first == again
 
 
@@ -399,15 +414,53 @@ def unfinished(method: str) -> Result:
 
 def test_nothing_is_drawn_of_an_end_that_was_not_reached() -> None:
     results = [unfinished("finetune"), unfinished("dhp")]
-    drawn = {drawing.name: drawing for drawing in draw(results)}
+    drawn = {drawing.name: drawing for drawing in draw(labelled(results))}
     assert "paper" not in drawn
     assert "differences" not in drawn
     labels = [text.get_text() for text in drawn["accuracy"].figure.legends[0].get_texts()]
     assert labels == ["finetune (–)", "dhp (–)"]
 
 
-def test_a_reproduction_of_which_nothing_is_drawn_says_so(tmp_path: Path) -> None:
-    sheet = Sheet("study", "split-mnist", {"a change: dhp": make_result()}, {"data": []})
-    write_sheet(sheet, sheet_path(tmp_path, "split-mnist", "study"))
-    with pytest.raises(InputError, match="has no part that is drawn"):
+# --- whatever a folder holds
+
+
+def test_a_folder_of_runs_has_a_folder_of_figures_for_each(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / "runs" / name, {"si": make_result("si", data=[])})
+    paths = write_figures(tmp_path / "runs", tmp_path / "figures", ["csv"])
+    assert {str(path.relative_to(tmp_path / "figures")) for path in paths} == {
+        f"{run}/{name}.csv" for run in ("one", "two") for name in ("accuracy", "first-and-latest", "matrices")
+    }
+
+
+def test_a_run_without_results_has_no_figures(tmp_path: Path) -> None:
+    write_run(tmp_path, {"si": make_result("si", data=[])}, finished=None)
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(InputError, match=r"there are no results in .* yet"):
         write_figures(tmp_path, tmp_path / "figures")
+
+
+def test_labels_of_one_method_are_told_apart() -> None:
+    results = {f"dhp: eta={eta:g}": of_paper("dhp", eta=eta) for eta in (0.1, 0.01, 0.001)}
+    drawing = accuracy_curves(results)
+    lines = [line for line in drawing.figure.axes[0].lines if line.get_marker() == "o"]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 3
+    assert "Dashed" not in drawing.caption
+    assert drawing.columns[0] == "settings"
+
+
+def test_of_many_labels_the_most_accurate_are_drawn() -> None:
+    results = {}
+    for k in range(20):
+        results[f"si: strength={k + 1}"] = of_paper("si", strength=k + 1.0)
+        results[f"si: strength={k + 1}"].accuracy[:] = 0.5 + 0.01 * k
+    drawn = {drawing.name: drawing for drawing in draw(results)}
+    assert "Of 20 settings, the 16 with the highest accuracy." in drawn["accuracy"].caption
+    labels = {row[0] for row in drawn["accuracy"].rows}
+    assert labels == {f"si: strength={k}" for k in range(5, 21)}
+
+
+def test_labels_with_different_numbers_of_tasks_are_drawn_together() -> None:
+    for drawing in draw({"two": make_result("dhp"), "five": of_paper("dhp")}):
+        assert drawing.to_bytes("svg")
+        assert {len(row) for row in drawing.numbers.rows} == {len(drawing.numbers.columns)}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chromium import PROGRAM, Browser, start_browser
-from test_report import PARTS, make_reproduction, make_result, make_sheet
+from pages import PARTS, make_part, make_reproduction, make_result, run_of
 
 from engram.config.paper import PAPER_METHODS
-from engram.report.html.run_report import run_page
+from engram.report.html import run_page
 from engram.reproduction.page import reproduction_page
 
 pytestmark = [
@@ -49,11 +50,12 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("report") / "report.html"
     if request.param == "run":
         command = "engram run split-mnist --out " + "a-long-name/" * 30
-        text = run_page(Path("x" * 200), {"command": command}, [make_result(method) for method in PAPER_METHODS])
+        run = run_of(*(make_result(method) for method in PAPER_METHODS), command=command, finished=None)
+        text = run_page(replace(run, path=Path("x" * 200)))
     else:
-        sheets = {("split-mnist", part): make_sheet(part) for part in PARTS}
-        sheets["permuted-mnist", "table"] = make_sheet("table", "permuted-mnist")
-        text = reproduction_page(make_reproduction(sheets, ["vision-mixture was not run"], quick=True))
+        runs = {("split-mnist", part): make_part(part, quick=True) for part in PARTS}
+        runs["permuted-mnist", "table"] = make_part("table", "permuted-mnist", quick=True)
+        text = reproduction_page(make_reproduction(runs, ["vision-mixture was not run"]))
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from builders import labelled
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import STEADY, preset
 from engram.report.pairs import pairs
 from engram.reproduction import claims as claims_module
 from engram.reproduction import verdicts
 from engram.reproduction.claims import claims
-from engram.reproduction.document import readme_table, write_document
-from engram.reproduction.document_tables import study_table
+from engram.reproduction.folder import read_reproduction
+from engram.reproduction.tables import study_table
 from engram.runs import metrics
+from engram.runs.format import write_results
 from engram.runs.metrics import Estimate
 from engram.runs.result import Divergence, Result
-from engram.runs.sheets import Sheet, read_reproduction, read_sheet, write_sheet
+from engram.runs.run import Run, read_run
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -41,21 +45,27 @@ def test_every_document_is_written_from_the_results() -> None:
 
 
 def test_a_changed_result_changes_both_documents(tmp_path: Path) -> None:
-    before = write_document(RESULTS), readme_table(RESULTS)
-    for path in RESULTS.rglob("*.json"):
-        copy = tmp_path / path.relative_to(RESULTS)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    sheet = read_sheet(tmp_path / "split-mnist" / "table.json")
-    sheet.entries["si"].accuracy[:, -1, :] -= 0.1
-    write_sheet(sheet, tmp_path / "split-mnist" / "table.json")
-    assert write_document(tmp_path) != before[0]
-    assert readme_table(tmp_path) != before[1]
+    shutil.copytree(RESULTS, tmp_path / "results")
+    path = tmp_path / "results" / "split-mnist" / "table"
+    run = read_run(path)
+    run.results["si"].accuracy[:, -1, :] -= 0.1
+    write_results(path, run.results)
+    for document, text in writer().documents(results=tmp_path / "results").items():
+        assert document.read_text(encoding="utf-8") != text
 
 
-def test_the_table_holds_what_the_sheets_hold() -> None:
+def test_every_gap_of_a_document_is_known() -> None:
+    with pytest.raises(KeyError, match="surprise"):
+        writer().fill("before <!-- surprise -->7<!-- end --> after", {})
+    filled = writer().fill(
+        "a <!-- n -->7<!-- end --> b <!-- table: t --><!-- end -->", {"n": "8", "table: t": "| x |\n"}
+    )
+    assert filled == "a <!-- n -->8<!-- end --> b <!-- table: t -->\n| x |\n<!-- end -->"
+
+
+def test_the_table_holds_what_the_results_hold() -> None:
     text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    result = read_reproduction(RESULTS).sheets["permuted-mnist", "table"].entries["dhp+mas"]
+    result = read_reproduction(RESULTS).runs["permuted-mnist", "table"].results["dhp+mas"]
     final = 100 * result.accuracy[:, -1].mean(axis=-1)
     assert len(final) == 10
     sem = final.std(ddof=1) / np.sqrt(10)
@@ -63,24 +73,26 @@ def test_the_table_holds_what_the_sheets_hold() -> None:
 
 
 def test_published_results_are_of_the_settings_that_would_be_run_today() -> None:
-    sheets = read_reproduction(RESULTS).sheets
-    for (benchmark, part), sheet in sheets.items():
-        for method, result in sheet.entries.items():
-            trials = result.config.trials
+    for (benchmark, part), run in read_reproduction(RESULTS).runs.items():
+        for method, result in run.results.items():
             if part == "table":
-                assert result.config == preset(benchmark, method, trials=trials)
+                assert result.config == preset(benchmark, method, trials=result.config.trials)
             if part == "variant":
                 assert result.config == preset(benchmark, method, **STEADY)
 
 
-def test_no_sentence_between_the_tables_holds_a_number_of_ours() -> None:
-    from engram.reproduction import words
+def test_no_number_of_ours_stands_outside_the_gaps() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    prose = writer().GAP.sub("", text)
+    assert "<!--" not in prose
+    statistics, strengths_of_the_paper = {"95", "0.05", "0.003"}, {"0.1", "100", "400"}
+    assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", prose)) <= statistics | strengths_of_the_paper
 
-    texts = [value for name, value in vars(words).items() if name.isupper()]
-    assert len(texts) == 8
-    allowed = {"95", "0.05", "0.003"}  # of the statistics
-    for text in texts:
-        assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", text)) <= allowed
+
+def test_no_line_of_prose_starts_with_a_gap() -> None:
+    """A comment at the start of a line ends the paragraph before it, in Markdown."""
+    for line in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").splitlines():
+        assert not re.match("<!-- (?!end|tables?: |missing)", line), line
 
 
 def estimate(low: float, high: float, num_trials: int = 10) -> Estimate:
@@ -123,20 +135,25 @@ def result(method: str, final: list[float], diverged: bool = False, **changes: o
     return Result(config, tuple(range(len(final))), accuracy, np.zeros((len(final), 2)), [], lost, [])
 
 
-def sheet(part: str, *results: Result) -> Sheet:
-    return Sheet(part, "split-mnist", {r.config.method: r for r in results}, {"data": []})
+def run_of(part: str, results: Mapping[str, Result]) -> Run:
+    configs = {label: result.config for label, result in results.items()}
+    return Run(Path(part), configs, dict(results), {"part": part, "finished": "now", "data": []})
+
+
+def run(part: str, *results: Result) -> Run:
+    return run_of(part, labelled(results))
 
 
 def test_the_steady_trace_is_compared_with_the_tables_baselines() -> None:
-    table = sheet("table", result("si", [0.5, 0.6, 0.7]), result("dhp+si", [0.1, 0.1, 0.1]))
-    variant = sheet("variant", result("dhp+si", [0.6, 0.7, 0.8]))
+    table = run("table", result("si", [0.5, 0.6, 0.7]), result("dhp+si", [0.1, 0.1, 0.1]))
+    variant = run("variant", result("dhp+si", [0.6, 0.7, 0.8]))
     (pair,) = verdicts.steady_pairs({("split-mnist", "table"): table, ("split-mnist", "variant"): variant})
     assert pair.accuracy.mean == pytest.approx(0.1)
     assert verdicts.steady_pairs({("split-mnist", "variant"): variant}) == []
 
 
 def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
-    table = sheet("table", result("finetune", [0.5, 0.6, 0.7]), result("dhp", [0.5, 0.6, 0.7], diverged=True))
+    table = run("table", result("finetune", [0.5, 0.6, 0.7]), result("dhp", [0.5, 0.6, 0.7], diverged=True))
     made = {verdict.claim: verdict for verdict in claims({("split-mnist", "table"): table})}
     (split,) = [verdict for claim, verdict in made.items() if "Split" in claim]
     assert split.verdict == "not tested"
@@ -145,20 +162,20 @@ def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
 
 def test_claims_about_all_follow_from_their_comparisons() -> None:
     worse = [result("dhp", [0.4, 0.41, 0.42]), result("finetune", [0.5, 0.512, 0.521])]
-    table = {("split-mnist", "table"): sheet("table", *worse)}
+    table = {("split-mnist", "table"): run("table", *worse)}
     assert claims(table)[0].verdict == "contradicted"
     better = [result("dhp", [0.6, 0.61, 0.62]), result("finetune", [0.5, 0.512, 0.521])]
-    assert claims({("split-mnist", "table"): sheet("table", *better)})[0].verdict == "reproduced"
+    assert claims({("split-mnist", "table"): run("table", *better)})[0].verdict == "reproduced"
 
 
 def test_differences_without_a_pair_are_left_out() -> None:
-    assert pairs([result("dhp", [0.5])]) == []
+    assert pairs({"dhp": result("dhp", [0.5])}) == []
 
 
 def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
-    sheets = read_reproduction(RESULTS).sheets
-    entries = sheets["split-mnist", "study"].entries
-    rows = {row[0]: row for row in study_table(sheets, "split-mnist").rows}
+    runs = read_reproduction(RESULTS).runs
+    entries = runs["split-mnist", "study"].results
+    rows = {row[0]: row for row in study_table(runs, "split-mnist").rows}
     standardised = entries["inputs standardised: finetune"].average_accuracy[:, -1]
     unbounded = entries["η unbounded, inputs standardised: dhp"].average_accuracy[:, -1]
     gain = 100 * (unbounded - standardised).mean()
@@ -168,7 +185,7 @@ def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
 
 
 def test_claims_about_what_was_not_run_are_not_made() -> None:
-    alone = sheet("table", result("finetune", [0.5, 0.6, 0.7]))
+    alone = run("table", result("finetune", [0.5, 0.6, 0.7]))
     assert len(claims({("split-mnist", "table"): alone})) == 2  # about all comparisons, of which there are none
     assert {made.verdict for made in claims({("split-mnist", "table"): alone})} == {"not tested"}
     assert claims({})[0].verdict == "not tested"
@@ -187,7 +204,7 @@ def trace(values: dict[str, list[list[float]]]) -> list[dict[str, float]]:
 def verdicts_on_dynamics(**values: list[list[float]]) -> dict[str, str]:
     config = preset("permuted-mnist", "dhp", num_tasks=4, trials=1)
     made = Result(config, (0,), np.zeros((1, 4, 4)), np.zeros((1, 4)), trace(values))
-    found = claims({("permuted-mnist", "table"): Sheet("table", "permuted-mnist", {"dhp": made}, {"data": []})})
+    found = claims({("permuted-mnist", "table"): run_of("table", {"dhp": made})})
     return {made.claim.split()[0] + " " + made.claim.split()[1]: made.verdict for made in found if "means" in made.sure}
 
 
@@ -205,14 +222,11 @@ def test_what_the_trace_does_is_judged_by_what_the_paper_says_of_it() -> None:
 
 def test_initial_values_of_eta_are_compared_in_pairs() -> None:
     noise = np.array([0.0, 0.1, 0.2, 0.3])  # between trials, and the same for all values
-    entries = {
+    results = {
         f"{eta}": result("dhp", list(0.5 + noise + gain + 1e-4 * np.arange(4) * (eta == 0.1)), eta=eta)
         for eta, gain in ((0.1, -0.004), (0.001, 0.0), (0.0001, 0.0))
     }
-    found = {
-        made.claim: made
-        for made in claims({("split-mnist", "sensitivity"): Sheet("sensitivity", "split-mnist", entries, {})})
-    }
+    found = {made.claim: made for made in claims({("split-mnist", "sensitivity"): run_of("sensitivity", results)})}
     assert found["η's initial value needs little tuning"].verdict == "reproduced"
     assert found["Low initial values of η are best"].verdict == "reproduced", "trials differ by far more, but in pairs"
 

@@ -25,7 +25,7 @@ from engram.cli.main import main
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.engine.checkpoint import CheckpointFolder
-from engram.report.html.settings import time_taken
+from engram.report.html.run_page import time_taken
 from engram.runs.experiment import Setting
 from engram.runs.folder import claimed
 from engram.runs.result import Result, read_run

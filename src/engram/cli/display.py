@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -124,7 +124,7 @@ class Bars:
             self.bars.remove_task(task)
 
 
-def print_tables(results: Sequence[Result], console: Console) -> None:
+def print_tables(results: Mapping[str, Result], console: Console) -> None:
     from engram.report.tables import gains, summary
 
     for made in (summary(results), gains(results)):

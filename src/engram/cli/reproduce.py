@@ -59,16 +59,17 @@ def reproduce(
     from engram.cli.display import Bars, print_line
     from engram.cli.interruption import interruptible
     from engram.engine import start_engine
+    from engram.reproduction.page import write_report
     from engram.reproduction.plan import plan
-    from engram.reproduction.write import write_report
     from engram.runs.experiment import Setting
-    from engram.runs.parts import groups_of, run_part
+    from engram.runs.parts import Part, groups_of, run_part
     from engram.runs.sheets import sheet_path
     from engram.runs.start import check_options
 
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
-    parts = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
+    planned = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
+    parts = [Part(each.name, each.benchmark, each.configs) for each in planned]
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
     command = command_line(context)

@@ -29,7 +29,8 @@ def table(
     from engram.report.tables import gains, summary
     from engram.runs.result import read_run
 
-    description, results = read_run(folder)
+    description, found = read_run(folder)
+    results = {result.config.method: result for result in found}
     if format == "text":
         print_tables(results, Console())
         if "finished" not in description:
@@ -53,7 +54,7 @@ def figures(
     Example: engram figures runs/demo --format png
     """
     from engram.report.figures import parse_formats
-    from engram.reproduction.write import write_figures
+    from engram.reproduction.page import write_figures
 
     formats = parse_formats(format)
     try:
@@ -74,6 +75,6 @@ def report(
 
     Example: engram report runs/demo
     """
-    from engram.reproduction.write import write_report
+    from engram.reproduction.page import write_report
 
     print(write_report(folder, out))

@@ -193,7 +193,7 @@ def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[
 def _finish(results: list[Result], folder: Path, console: Console) -> None:
     from engram.cli.display import print_line, print_tables
 
-    print_tables(results, console)
+    print_tables({result.config.method: result for result in results}, console)
     drawn = f"`engram figures {folder}` draws them, `engram report {folder}` makes one page"
     print_line(console, f"Results are in {folder}; {drawn}.")
     diverged = [f"{result.config.method}, {divergence}" for result in results for divergence in result.diverged]

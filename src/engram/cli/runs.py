@@ -96,7 +96,7 @@ def show_run(
 
     from engram.cli.display import print_line, print_table, print_tables
     from engram.report.compare import accuracy_table, sides_of
-    from engram.report.html.settings import changes_table, data_table, time_taken, versions_table
+    from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
     from engram.report.layout import Table
     from engram.runs.store.stored import open_stored
 
@@ -107,12 +107,12 @@ def show_run(
     facts |= {name: str(about[name]) for name in ("command", "started", "finished") if about.get(name)}
     facts |= {"time": taken} if (taken := time_taken(about)) else {}
     print_table(Table(str(stored.path), ("what", "value"), list(facts.items())), console)
-    results = [entry.result for entry in stored.entries if entry.result is not None]
+    results = {entry.label: entry.result for entry in stored.entries if entry.result is not None}
     if results and stored.kind != "sheet":
         print_tables(results, console)
     elif results:
         print_table(accuracy_table(sides_of({stored.path.name: stored})), console)
-    for made in (changes_table(results), versions_table(about), data_table(results)) if results else ():
+    for made in (changes_table(results), versions_table(about), data_table(about)) if results else ():
         if made is not None:
             print_table(made, console)
     for entry in stored.entries:

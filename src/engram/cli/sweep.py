@@ -142,7 +142,7 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
     from engram.cli.display import print_line, print_table
     from engram.common.files import write_atomically
     from engram.report.figures.drawing import save_drawings
-    from engram.report.figures.sweep import draw_sweep
+    from engram.report.figures.settings import draw_sweep
     from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
     from engram.runs.sweep.run import best_of
 

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError
-from engram.config.settings import SETTINGS, has_effect, names_of
+from engram.config.settings import SETTINGS
 from engram.report.layout import Table, number
+from engram.report.pairs import Pair, shown, why_not_paired
 from engram.report.tables import difference_cells, with_error
 from engram.runs import metrics
-from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 from engram.runs.store.stored import Stored
-
-# All that the samples of a task, their order and the initial weights are drawn from, but for the trial's number.
-DRAWN_FROM = (*names_of(stage="stream"), "seed")
 
 
 @dataclass(frozen=True)
@@ -27,21 +24,6 @@ class Side:
     label: str
     result: Result
     about: dict[str, Any]
-
-    @property
-    def trials(self) -> range:
-        first = self.result.config.first_trial
-        return range(first, first + len(self.result.accuracy))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One side less another, trial by trial."""
-
-    side: Side
-    baseline: Side
-    accuracy: Estimate  # of differences in [-1, 1]
-    transfer: Estimate  # of BWT
 
 
 def sides_of(runs: Mapping[str, Stored]) -> list[Side]:
@@ -62,39 +44,16 @@ def opposite(side: Side, baselines: Sequence[Side], alone: bool) -> Side | None:
     return baselines[0] if same is None and alone and len(baselines) == 1 else same
 
 
-def why_not_paired(side: Side, baseline: Side) -> str | None:
-    """A reason against comparing trial k of one with trial k of the other; None where they had the same tasks."""
-    here, there = side.result.config, baseline.result.config
-    for name in DRAWN_FROM:
-        ours, theirs = getattr(here, name), getattr(there, name)
-        if ours != theirs and has_effect(name, here):
-            return f"their {name} differs ({_shown(ours)} and {_shown(theirs)})"
+def pair_of(side: Side, baseline: Side) -> Pair:
+    """Two sides, trial by trial."""
+    return Pair(side.label, baseline.label, side.result, baseline.result)
+
+
+def reason_against(side: Side, baseline: Side) -> str | None:
+    """Why two sides cannot be paired; None where they can."""
     prints = [found.about.get("fingerprints") for found in (side, baseline)]
-    if here.benchmark == "custom":
-        return "nothing was kept that says whether streams of one's own are the same"
-    if side.result.data != baseline.result.data or (None not in prints and prints[0] != prints[1]):
-        return "their data are not the same files"
-    if not set(side.trials) & set(baseline.trials):
-        return f"they have no trial in common ({_span(side.trials)} and {_span(baseline.trials)})"
-    return None
-
-
-def difference(side: Side, baseline: Side) -> Difference:
-    """Over the trials that both have, by their numbers."""
-    first, last = (pick(side.trials[i], baseline.trials[i]) for pick, i in ((max, 0), (min, -1)))
-
-    def shared(of: Side) -> slice:
-        return slice(first - of.trials[0], last + 1 - of.trials[0])
-
-    ours, theirs = side.result, baseline.result
-    return Difference(
-        side,
-        baseline,
-        metrics.paired_difference(
-            ours.average_accuracy[shared(side), -1], theirs.average_accuracy[shared(baseline), -1]
-        ),
-        metrics.paired_difference(ours.bwt[shared(side)], theirs.bwt[shared(baseline)]),
-    )
+    same_data = None if None in prints else prints[0] == prints[1]
+    return why_not_paired(side.result, baseline.result, False if same_data is False else None)
 
 
 def settings_table(sides: Sequence[Side]) -> Table:
@@ -137,10 +96,10 @@ def differences_table(sides: Sequence[Side]) -> Table:
             baseline = opposite(side, baselines, alone=len(own) == 1)
             if baseline is None:
                 notes[f"{side.label} of {run} has no pair: {first} did not run it."] = None
-            elif reason := why_not_paired(side, baseline):
+            elif reason := reason_against(side, baseline):
                 notes[f"{side.label} of {run} is not paired with {baseline.label} of {first}: {reason}."] = None
             else:
-                made = difference(side, baseline)
+                made = pair_of(side, baseline)
                 what = side.label if side.label == baseline.label else f"{side.label} − {baseline.label}"
                 cells = (*difference_cells(made.accuracy, 100, 2), *difference_cells(made.transfer, 1, 3))
                 rows.append((run, what, *cells, str(made.accuracy.num_trials)))
@@ -157,15 +116,7 @@ def _accuracy(result: Result) -> str:
 def _gather(sides: Sequence[Side], name: str) -> str:
     by_value: dict[str, list[str]] = {}
     for side in sides:
-        by_value.setdefault(_shown(getattr(side.result.config, name)), []).append(side.label)
+        by_value.setdefault(shown(getattr(side.result.config, name)), []).append(side.label)
     if len(by_value) == 1:
         return "".join(by_value)
     return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
-
-
-def _span(trials: range) -> str:
-    return f"{trials[0]} to {trials[-1]}" if len(trials) > 1 else str(trials[0])

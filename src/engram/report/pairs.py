@@ -1,59 +1,184 @@
-"""What can be set beside what: a method with DHP beside the same without it, and our numbers beside the paper's."""
+"""Pairs: two Results trial by trial, by trial number; and our numbers beside the paper's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+from engram.config.methods import CUSTOM, parts_of
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import changes_from_preset
-from engram.config.settings import names_of
+from engram.config.settings import has_effect, names_of
 from engram.runs import metrics
-from engram.runs.metrics import Estimate
+from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
+
+# Everything that the samples of a task and their order are drawn from, apart from the trial's number.
+TASKS = (*names_of(stage="stream"), "seed")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A method with the DHP Softmax less the same method without it, trial by trial."""
+    """Two Results, trial by trial: only the trials that both have.
 
-    benchmark: str
-    method: str
-    baseline: str
-    accuracy: Estimate  # of differences in [-1, 1]
-    transfer: Estimate  # of BWT
-    paper: float | None  # the paper's own difference in accuracy, in points, where its data were used
+    `label` and `baseline_label` name the two, `result` and `baseline` are the Results. Every difference is the result
+    less the baseline.
+
+    Example:
+        pair = Pair("dhp+si", "si", run.results["dhp+si"], run.results["si"])
+        print(pair.trials, pair.accuracy.mean)
+    """
+
+    label: str
+    baseline_label: str
+    result: Result
+    baseline: Result
+
+    @property
+    def benchmark(self) -> str:
+        return self.result.config.benchmark
+
+    @cached_property
+    def trials(self) -> tuple[int, ...]:
+        """The numbers of the trials that both have."""
+        others = set(self.baseline.trials)
+        return tuple(trial for trial in self.result.trials if trial in others)
+
+    @cached_property
+    def accuracy(self) -> Estimate:
+        """Of the differences in average accuracy after the last task, in [-1, 1]."""
+        return self.difference(lambda result: result.average_accuracy[:, -1])
+
+    @cached_property
+    def transfer(self) -> Estimate:
+        """Of the differences in BWT."""
+        return self.difference(lambda result: result.bwt)
+
+    @property
+    def paper(self) -> float | None:
+        """The paper's own difference in accuracy, in points; None where other data were used."""
+        ours, theirs = paper_value(self.result), paper_value(self.baseline)
+        return None if ours is None or theirs is None else ours[0] - theirs[0]
+
+    @property
+    def same_start(self) -> bool:
+        """Whether both began each trial with the same weights, and saw the same samples in the same order."""
+        here, there = self.result.config, self.baseline.config
+        return all(getattr(here, name) == getattr(there, name) for name in names_of(stage="features"))
+
+    def difference(self, measure: Callable[[Result], Array]) -> Estimate:
+        """Of result less baseline in any measure that has one value a trial; a trial without a value is left out.
+
+        Example:
+            pair.difference(lambda result: result.first_task[:, -1])
+        """
+        return metrics.paired_difference(
+            measure(self.result)[_rows(self.result, self.trials)],
+            measure(self.baseline)[_rows(self.baseline, self.trials)],
+        )
+
+
+def why_not_paired(result: Result, baseline: Result, same_data: bool | None = None) -> str | None:
+    """The reason why trial k of one cannot be compared with trial k of the other; None where it can.
+
+    `same_data` says whether both were trained on the same files, where that is known: it is, of two Results of one
+    run. None leaves it to what the Results say of their data.
+
+    Example:
+        why_not_paired(run.results["dhp"], run.results["finetune"], same_data=True)
+    """
+    here, there = result.config, baseline.config
+    for name in TASKS:
+        ours, theirs = getattr(here, name), getattr(there, name)
+        if ours != theirs and has_effect(name, here):
+            return f"their {name} differs ({shown(ours)} and {shown(theirs)})"
+    if here.benchmark == CUSTOM and same_data is None:
+        return "nothing was saved that tells whether two custom streams are the same"
+    if same_data is False or result.data != baseline.data:
+        return "their data are not the same files"
+    if not set(result.trials) & set(baseline.trials):
+        return f"they have no trial in common ({_span(result.trials)} and {_span(baseline.trials)})"
+    return None
+
+
+def accuracy_difference(result: Result, baseline: Result) -> Estimate:
+    """Of the differences in final average accuracy, over the trials that both have.
+
+    Example:
+        accuracy_difference(run.results["dhp+si"], run.results["si"]).mean
+    """
+    return Pair(result.config.method, baseline.config.method, result, baseline).accuracy
 
 
 def baseline_of(method: str) -> str:
-    """The same method without the DHP Softmax."""
-    return "finetune" if method == "dhp" else method.removeprefix("dhp+")
+    """The same method without the DHP Softmax: `baseline_of("dhp+si")` is "si", and that of "dhp" is "finetune"."""
+    return parts_of(method).penalty or "finetune"
 
 
-def pairs(results: Sequence[Result]) -> list[Pair]:
-    """Every method that was run with the DHP Softmax and without."""
-    by_method = {result.config.method: result for result in results}
-    found = []
-    for method, result in by_method.items():
-        baseline = by_method.get(baseline_of(method))
-        if not result.config.plastic or baseline is None:
-            continue
-        paper = None
-        if (ours := paper_value(result)) and (theirs := paper_value(baseline)):
-            paper = ours[0] - theirs[0]
-        accuracy = metrics.paired_difference(result.average_accuracy[:, -1], baseline.average_accuracy[:, -1])
-        transfer = metrics.paired_difference(result.bwt, baseline.bwt)
-        found.append(Pair(result.config.benchmark, method, baseline_of(method), accuracy, transfer, paper))
-    return found
+def baseline_label(label: str, result: Result) -> str | None:
+    """The label of the same settings without the DHP Softmax: of "dhp+si: strength=1", "si: strength=1".
+
+    None for a method without it, and for a label that does not name its method.
+    """
+    method = result.config.method
+    if not result.config.plastic or method not in label:
+        return None
+    return label.replace(method, baseline_of(method), 1)
 
 
-def has_paper_data(results: Sequence[Result]) -> bool:
-    """Whether these are the paper's tasks, made of the paper's datasets (which files they were is a note)."""
-    config = results[0].config
-    others = set(names_of(stage="stream")) & changes_from_preset(config).keys()
-    return config.benchmark in PAPER_RESULTS and not others
+def pairs(results: Mapping[str, Result]) -> list[Pair]:
+    """Every Result with the DHP Softmax beside the one that is the same without it, where they can be paired.
+
+    `results` are those of one run, by label.
+
+    Example:
+        for pair in pairs(read_run("runs/demo").results):
+            print(pair.label, pair.accuracy.mean)
+    """
+    return [pair for pair, reason in _candidates(results) if reason is None]
+
+
+def unpaired(results: Mapping[str, Result]) -> list[str]:
+    """A sentence for each Result with the DHP Softmax that has its counterpart here and still cannot be paired."""
+    return [
+        f"{pair.label} is not paired with {pair.baseline_label}: {reason}."
+        for pair, reason in _candidates(results)
+        if reason is not None
+    ]
+
+
+def _candidates(results: Mapping[str, Result]) -> Iterator[tuple[Pair, str | None]]:
+    for label, result in results.items():
+        other = baseline_label(label, result)
+        if other is not None and other in results:
+            reason = why_not_paired(result, results[other], same_data=True)
+            yield Pair(label, other, result, results[other]), reason
+
+
+def has_paper_data(result: Result) -> bool:
+    """Whether these are the paper's tasks, made of the paper's datasets (a note says which files they were)."""
+    others = set(names_of(stage="stream")) & changes_from_preset(result.config).keys()
+    return result.config.benchmark in PAPER_RESULTS and not others
 
 
 def paper_value(result: Result) -> tuple[float, float] | None:
-    """The paper's accuracy in % and BWT of this method on these tasks, if it has them."""
-    return PAPER_RESULTS[result.config.benchmark].get(result.config.method) if has_paper_data([result]) else None
+    """The paper's accuracy in % and BWT of this method on these tasks; None where it has none."""
+    return PAPER_RESULTS[result.config.benchmark].get(result.config.method) if has_paper_data(result) else None
+
+
+def shown(value: Any) -> str:
+    """A setting's value as text."""
+    return "none" if value is None else str(value)
+
+
+def _rows(result: Result, trials: Sequence[int]) -> list[int]:
+    row = {trial: k for k, trial in enumerate(result.trials)}
+    return [row[trial] for trial in trials]
+
+
+def _span(trials: Sequence[int]) -> str:
+    if not trials:
+        return "none"
+    return f"{trials[0]} to {trials[-1]}" if len(trials) > 1 else str(trials[0])

@@ -1,128 +1,166 @@
-"""Results as tables: methods with accuracy, BWT, first and last task, and what DHP adds to each, in pairs."""
+"""Results as tables: accuracy, BWT, first and last task of each label, and what DHP adds to each, in pairs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from engram.config.presets import changes_from_preset, title_of
 from engram.report.layout import Table, count, number, rounded
-from engram.report.pairs import has_paper_data, pairs, paper_value
+from engram.report.pairs import Pair, has_paper_data, pairs, paper_value, unpaired
 from engram.runs import metrics
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
+Results = Mapping[str, Result]  # by label: of a plain run, the method
+ABOUT = (
+    "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
+    "first, last: accuracy on the first and on the last task, after the last."
+)
 
-def summary(results: Sequence[Result]) -> Table:
-    """A row a method, after all tasks; the paper's value beside it where the data are the paper's."""
-    with_paper = has_paper_data(results)
-    columns = ["method", "ACC %", "± SEM", "BWT", "first %", "last %"]
-    if with_paper:
-        columns += ["paper %", "paper BWT"]
-    rows = [_summary_row(result, with_paper) for result in results]
-    config = results[0].config
-    trials = max(len(result.accuracy) for result in results)
-    title = f"{config.benchmark} on {config.dataset}, {count(config.num_tasks, 'task')}, {count(trials, 'trial')}"
-    notes = [
-        "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
-        "first, last: the accuracy then on the first and on the last task."
+# The columns of the table, after the labels. A new one is one line here: its heading, and the cell of a Result.
+COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("ACC %", lambda result: number(100 * final(result).mean, 2)),
+    ("± SEM", lambda result: number(100 * final(result).sem, 2)),
+    ("BWT", lambda result: number(metrics.estimate(result.bwt).mean, 3)),
+    ("first %", lambda result: number(100 * metrics.estimate(result.first_task[:, -1]).mean, 2)),
+    ("last %", lambda result: number(100 * metrics.estimate(result.latest_task[:, -1]).mean, 2)),
+)
+# These follow where the data are the paper's.
+PAPER_COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("paper %", lambda result: _paper_cell(result, 0)),
+    ("paper BWT", lambda result: _paper_cell(result, 1)),
+)
+
+
+def summary(results: Results) -> Table:
+    """One row a label, after all tasks; the paper's values beside ours where the data are the paper's.
+
+    Args:
+        results: the Results of one run, by label.
+
+    Example:
+        print(summary(read_run("runs/demo").results).to_markdown())
+    """
+    made = (*COLUMNS, *(PAPER_COLUMNS if any(map(has_paper_data, results.values())) else ()))
+    rows = [(label, *(cell(result) for _, cell in made)) for label, result in results.items()]
+    notes = (ABOUT, *_changes(results), *_other_files(results), *unfinished(results), *diverged(results))
+    return Table(summary_title(results), (label_heading(results), *(heading for heading, _ in made)), rows, notes)
+
+
+def gains(results: Results) -> Table | None:
+    """What the DHP Softmax adds to each method that was run with it and without; None if there is no such pair.
+
+    Args:
+        results: the Results of one run, by label.
+
+    Example:
+        made = gains(read_run("runs/demo").results)
+    """
+    found = pairs(results)
+    if not found:
+        return None
+    rows = [
+        (
+            pair.label,
+            *difference_cells(pair.accuracy, 100, 2),
+            *difference_cells(pair.transfer, 1, 3),
+            str(pair.accuracy.num_trials),
+        )
+        for pair in found
     ]
-    changed: dict[str, dict[str, None]] = {}  # each setting with its values here (and in the preset), once each
-    for result in results:
-        for name, (here, usual) in changes_from_preset(result.config).items():
-            changed.setdefault(name, {})[f"{here} ({usual})"] = None
-    if changed:
-        settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
-        notes.append(f"Changed from the preset (in brackets): {'; '.join(settings)}.")
-    notes += [
-        f"{record['name']}: of the published form, but other files; {record['train']:,} + {record['test']:,} samples."
-        for record in results[0].data
-        if record["origin"] == "structure"
-    ]
-    notes += [*unfinished(results), *diverged(results)]
-    return Table(title, tuple(columns), rows, tuple(notes))
+    columns = (label_heading(results), "ACC points", "95% interval", "BWT", "95% interval", "pairs")
+    title = "What the DHP Softmax adds to the same method without it"
+    return Table(title, columns, rows, (_how_paired(found), *unpaired(results)))
 
 
-def unfinished(results: Sequence[Result]) -> list[str]:
-    """A sentence for each method that has fewer trials than it is to have."""
+def so_far(results: Results) -> Table | None:
+    """The accuracy after as many tasks as every label has learned; None if all have learned all tasks, or none any.
+
+    Args:
+        results: the Results of one run, by label.
+
+    Example:
+        made = so_far(read_run("runs/unfinished").results)
+    """
+    learned = min(result.tasks_learned for result in results.values())
+    config = _first(results).config
+    if learned == 0 or all(result.tasks_learned == result.config.num_tasks for result in results.values()):
+        return None
+    rows = []
+    for label, result in results.items():
+        accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
+        lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
+        rows.append((label, with_error(accuracy), str(accuracy.num_trials), lost or "none"))
+    num_tasks = max(result.config.num_tasks for result in results.values())
+    title = f"{title_of(config.benchmark)} after {learned} of {num_tasks} tasks, which all have learned so far"
+    return Table(title, (label_heading(results), "accuracy %", "trials", "diverged in"), rows)
+
+
+def tables_of(results: Results) -> list[Table]:
+    """All tables of one run: its summary, what it has so far if it is not finished, and what DHP adds.
+
+    Args:
+        results: the Results of one run, by label.
+
+    Example:
+        for table in tables_of(read_run("runs/demo").results):
+            print(table.to_text())
+    """
+    return [table for table in (summary(results), so_far(results), gains(results)) if table is not None]
+
+
+def summary_title(results: Results) -> str:
+    """Benchmark, dataset, tasks and trials, in words."""
+    config = _first(results).config
+    tasks = sorted({result.config.num_tasks for result in results.values()})
+    trials = max(len(result.accuracy) for result in results.values())
+    num_tasks = count(tasks[0], "task") if len(tasks) == 1 else f"{tasks[0]} to {tasks[-1]} tasks"
+    return f"{config.benchmark} on {config.dataset}, {num_tasks}, {count(trials, 'trial')}"
+
+
+def label_heading(results: Results) -> str:
+    """What the labels are: methods, or settings of another kind."""
+    return "method" if all(label == result.config.method for label, result in results.items()) else "settings"
+
+
+def unfinished(results: Results) -> list[str]:
+    """A sentence for each label that does not have all its trials yet."""
     return [
-        f"{result.config.method}: {len(result.accuracy)} of {result.config.trials} trials so far."
-        for result in results
+        f"{label}: {len(result.accuracy)} of {result.config.trials} trials so far."
+        for label, result in results.items()
         if len(result.accuracy) < result.config.trials
     ]
 
 
-def diverged(results: Sequence[Result]) -> list[str]:
-    """A sentence for each trial that was lost."""
+def diverged(results: Results) -> list[str]:
+    """A sentence for each trial that diverged."""
     return [
-        f"{result.config.method}: {divergence}; it is left out of the row."
-        for result in results
+        f"{label}: {divergence}; it is left out of the row."
+        for label, result in results.items()
         for divergence in result.diverged
     ]
 
 
-def so_far(results: Sequence[Result]) -> Table | None:
-    """Of methods that have not learned all tasks yet, what they have; None if all have."""
-    learned = min(result.tasks_learned for result in results)
-    config = results[0].config
-    if learned in (0, config.num_tasks):
-        return None
-    rows = []
-    for result in results:
-        accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
-        lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
-        rows.append((result.config.method, with_error(accuracy), str(accuracy.num_trials), lost or "none"))
-    title = f"{title_of(config.benchmark)} after {learned} of {config.num_tasks} tasks, as far as all have come"
-    return Table(title, ("method", "accuracy %", "trials", "diverged in"), rows)
+def final(result: Result) -> Estimate:
+    """The average accuracy after the last task, over trials."""
+    return metrics.estimate(result.average_accuracy[:, -1])
 
 
 def with_error(accuracy: Estimate) -> str:
-    """In %, with its standard error."""
+    """An accuracy in % with its standard error: `with_error(final(result))` is "97.31 ± 0.12"."""
     return "–" if accuracy.num_trials == 0 else f"{number(100 * accuracy.mean, 2)} ± {number(100 * accuracy.sem, 2)}"
 
 
 def final_accuracy(result: Result) -> str:
-    """After the last task, over the trials that were learned to their end; of how many, where some diverged."""
-    accuracy = metrics.estimate(result.average_accuracy[:, -1])
+    """After the last task, over the trials that reached it; where some diverged, with how many those are."""
+    accuracy = final(result)
     if not result.diverged:
         return with_error(accuracy)
     if accuracy.num_trials == 0:
         return "diverged"
     return f"{with_error(accuracy)} ({accuracy.num_trials} of {len(result.accuracy)} trials)"
-
-
-def gains(results: Sequence[Result]) -> Table | None:
-    """What the DHP Softmax adds to each method that was run with it and without; None if there is none."""
-    rows = [
-        (
-            p.method,
-            *difference_cells(p.accuracy, 100, 2),
-            *difference_cells(p.transfer, 1, 3),
-            str(p.accuracy.num_trials),
-        )
-        for p in pairs(results)
-    ]
-    if not rows:
-        return None
-    columns = ("method", "ACC points", "95% interval", "BWT", "95% interval", "pairs")
-    title = "What the DHP Softmax adds to the same method without it"
-    return Table(title, columns, rows, ("Trials are paired: the same initial weights, tasks and order of samples.",))
-
-
-def _summary_row(result: Result, with_paper: bool) -> tuple[str, ...]:
-    accuracy = metrics.estimate(result.average_accuracy[:, -1])
-    row = [
-        result.config.method,
-        number(100 * accuracy.mean, 2),
-        number(100 * accuracy.sem, 2),
-        number(metrics.estimate(result.bwt).mean, 3),
-        number(100 * metrics.estimate(result.first_task[:, -1]).mean, 2),
-        number(100 * metrics.estimate(result.latest_task[:, -1]).mean, 2),
-    ]
-    if with_paper:
-        paper = paper_value(result)
-        row += ["–", "–"] if paper is None else [f"{paper[0]:.2f}", f"{paper[1]:.2f}"]
-    return tuple(row)
 
 
 def difference_cells(difference: Estimate, scale: float, digits: int) -> tuple[str, str]:
@@ -132,3 +170,39 @@ def difference_cells(difference: Estimate, scale: float, digits: int) -> tuple[s
         return "–" if math.isnan(value) else f"{rounded(scale * value, digits):+.{digits}f}"
 
     return signed(difference.mean), f"[{signed(difference.low)}, {signed(difference.high)}]"
+
+
+def _how_paired(found: Sequence[Pair]) -> str:
+    if all(pair.same_start for pair in found):
+        return "Trials are paired by number: the same initial weights, tasks and order of samples."
+    return "Trials are paired by number: the same tasks and order of samples."
+
+
+def _first(results: Results) -> Result:
+    return next(iter(results.values()))
+
+
+def _paper_cell(result: Result, index: int) -> str:
+    paper = paper_value(result)
+    return "–" if paper is None else f"{paper[index]:.2f}"
+
+
+def _changes(results: Results) -> list[str]:
+    """Each setting that is not the preset's, with its values here (and in the preset), once each."""
+    changed: dict[str, dict[str, Any]] = {}
+    for result in results.values():
+        for name, (here, usual) in changes_from_preset(result.config).items():
+            changed.setdefault(name, {})[f"{here} ({usual})"] = None
+    if not changed:
+        return []
+    settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
+    return [f"Changed from the preset (in brackets): {'; '.join(settings)}."]
+
+
+def _other_files(results: Results) -> list[str]:
+    return [
+        f"{record['name']}: not the published files, but files of the same form; "
+        f"{record['train']:,} + {record['test']:,} samples."
+        for record in _first(results).data
+        if record["origin"] == "structure"
+    ]

@@ -8,10 +8,10 @@ from itertools import pairwise
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import preset
 from engram.report.layout import number
-from engram.report.pairs import baseline_of, pairs
+from engram.report.pairs import accuracy_difference, baseline_of, pairs
+from engram.reproduction.folder import Runs
 from engram.reproduction.verdicts import (
     FEWEST_PAIRS,
-    Sheets,
     Verdict,
     certainty,
     common_verdict,
@@ -21,7 +21,6 @@ from engram.reproduction.verdicts import (
     positions,
     table_pairs,
 )
-from engram.runs import metrics
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
@@ -29,22 +28,22 @@ LITTLE = 0.01  # a point of accuracy: within it, a value needs no tuning
 THIRD = 3  # the task after which η is said to decay
 
 
-def claims(sheets: Sheets) -> list[Verdict]:
+def claims(runs: Runs) -> list[Verdict]:
     """All claims that there is something to say about."""
     made = [
         _in_all_cases(
             "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",
-            [pair.accuracy for pair in table_pairs(sheets)],
+            [pair.accuracy for pair in table_pairs(runs)],
         ),
-        *(_improves_on(sheets, benchmark) for benchmark in PAPER_BENCHMARKS),
+        *(_improves_on(runs, benchmark) for benchmark in PAPER_BENCHMARKS),
         _in_all_cases(
             "“Our model consistently exhibits lower negative BWT across all benchmarks”",
-            [pair.transfer for pair in table_pairs(sheets)],
+            [pair.transfer for pair in table_pairs(runs)],
         ),
-        *_eta(sheets),
-        *_dynamics(sheets),
-        _not_by_capacity(sheets),
-        _better_than_uniform(sheets),
+        *_eta(runs),
+        *_dynamics(runs),
+        _not_by_capacity(runs),
+        _better_than_uniform(runs),
     ]
     return [verdict for verdict in made if verdict is not None]
 
@@ -61,10 +60,10 @@ def _in_all_cases(claim: str, found: Sequence[Estimate]) -> Verdict:
     )
 
 
-def _improves_on(sheets: Sheets, benchmark: str) -> Verdict | None:
+def _improves_on(runs: Runs, benchmark: str) -> Verdict | None:
     """The paper's largest claim about each benchmark."""
-    sheet = sheets.get((benchmark, "table"))
-    if sheet is None:
+    run = runs.get((benchmark, "table"))
+    if run is None:
         return None
     method, words = {
         "permuted-mnist": ("dhp+mas", "On Permuted MNIST DHP adds {gain:.2f} points to MAS"),
@@ -75,32 +74,32 @@ def _improves_on(sheets: Sheets, benchmark: str) -> Verdict | None:
     paper = PAPER_RESULTS[benchmark]
     gain = paper[method][0] - paper[baseline_of(method)][0]
     claim = words.format(gain=gain)
-    pair = next((pair for pair in pairs(list(sheet.entries.values())) if pair.method == method), None)
+    pair = next((pair for pair in pairs(run.results) if pair.label == method), None)
     if pair is None:
         return None
     if pair.accuracy.num_trials < FEWEST_PAIRS:
-        lost = len(sheet.entries[method].diverged)
-        tried = len(sheet.entries[method].accuracy)
+        lost = len(run.results[method].diverged)
+        tried = len(run.results[method].accuracy)
         evidence = f"{lost} of {tried} trials of {method} diverged" if lost else "too few trials learned all tasks"
         return Verdict(claim, "not tested", evidence, certainty([]))
     evidence = f"{points(pair.accuracy)} points"
     return Verdict(claim, judge(pair.accuracy, gain), evidence, certainty([pair.accuracy]))
 
 
-def _eta(sheets: Sheets) -> list[Verdict]:
+def _eta(runs: Runs) -> list[Verdict]:
     """The sensitivity to η's initial value: paired by trial, as everything."""
     widest, lowest = [], []
     for benchmark in PAPER_BENCHMARKS:
-        sheet = sheets.get((benchmark, "sensitivity"))
-        if sheet is None:
+        run = runs.get((benchmark, "sensitivity"))
+        if run is None:
             continue
-        by_eta = {result.config.eta: result.average_accuracy[:, -1] for result in sheet.entries.values()}
+        by_eta = {result.config.eta: result for result in run.results.values()}
         usual = by_eta.get(preset(benchmark, "dhp").eta)
         if usual is None or len(by_eta) < 2:
             continue
-        others = [metrics.paired_difference(values, usual) for values in by_eta.values() if values is not usual]
+        others = [accuracy_difference(result, usual) for result in by_eta.values() if result is not usual]
         widest.append((benchmark, max(others, key=lambda difference: abs(difference.mean))))
-        lowest.append((benchmark, metrics.paired_difference(by_eta[min(by_eta)], by_eta[max(by_eta)])))
+        lowest.append((benchmark, accuracy_difference(by_eta[min(by_eta)], by_eta[max(by_eta)])))
     if not widest:
         return []
     small = all(abs(difference.mean) < LITTLE for _, difference in widest)
@@ -120,9 +119,9 @@ def _eta(sheets: Sheets) -> list[Verdict]:
     ]
 
 
-def _dynamics(sheets: Sheets) -> list[Verdict]:
-    sheet = sheets.get(("permuted-mnist", "table"))
-    result = None if sheet is None else sheet.entries.get("dhp")
+def _dynamics(runs: Runs) -> list[Verdict]:
+    run = runs.get(("permuted-mnist", "table"))
+    result = None if run is None else run.results.get("dhp")
     if result is None or not result.dynamics:
         return []
     eta, hebb, alpha = (_by_task(result, name) for name in ("eta", "hebb_norm", "alpha_norm"))
@@ -171,17 +170,17 @@ def _by_task(result: Result, name: str) -> list[list[float]]:
     return [tasks[task] for task in sorted(tasks)]
 
 
-def _not_by_capacity(sheets: Sheets) -> Verdict | None:
+def _not_by_capacity(runs: Runs) -> Verdict | None:
     """The baseline with an extra set of slow weights against the plain one."""
-    sheet = sheets.get(("split-mnist", "study"))
-    table = {} if sheet is None else sheet.entries
+    run = runs.get(("split-mnist", "study"))
+    table = {} if run is None else run.results
     matched, plain, dhp = (
         table.get(label) for label in ("as in the table: finetune", "plain baseline: finetune", "as in the table: dhp")
     )
     if matched is None or plain is None or dhp is None:
         return None
-    over_plain = metrics.paired_difference(dhp.average_accuracy[:, -1], plain.average_accuracy[:, -1])
-    over_matched = metrics.paired_difference(dhp.average_accuracy[:, -1], matched.average_accuracy[:, -1])
+    over_plain = accuracy_difference(dhp, plain)
+    over_matched = accuracy_difference(dhp, matched)
     return Verdict(
         "DHP alone beats a baseline of the same capacity, which has an extra set of slow weights",
         judge(over_matched, 1),
@@ -191,17 +190,16 @@ def _not_by_capacity(sheets: Sheets) -> Verdict | None:
     )
 
 
-def _better_than_uniform(sheets: Sheets) -> Verdict | None:
-    sheet = sheets.get(("split-mnist", "study"))
-    if sheet is None:
+def _better_than_uniform(runs: Runs) -> Verdict | None:
+    run = runs.get(("split-mnist", "study"))
+    if run is None:
         return None
     found = []
     for method in ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas"):
-        synapse = sheet.entries.get(f"as in the table: {method}")
-        uniform = sheet.entries.get(f"uniform plasticity: {method}")
+        synapse = run.results.get(f"as in the table: {method}")
+        uniform = run.results.get(f"uniform plasticity: {method}")
         if synapse is not None and uniform is not None:
-            difference = metrics.paired_difference(synapse.average_accuracy[:, -1], uniform.average_accuracy[:, -1])
-            found.append((method, difference))
+            found.append((method, accuracy_difference(synapse, uniform)))
     if not found:
         return None
     verdicts = [judge(difference, 1) for _, difference in found]

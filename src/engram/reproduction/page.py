@@ -1,40 +1,156 @@
-"""The page of a reproduction: the paper's Table I beside ours, then each benchmark, then what it was made with."""
+"""The page, the figures and the tables of a reproduction; for any other folder, those of its runs."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from engram.common.errors import InputError
 from engram.config.methods import all_methods
 from engram.config.presets import title_of
-from engram.report.figures.style import percent
-from engram.report.html.blocks import Html, Section, code, figures, heading, notice, paragraph, side_by_side, table
-from engram.report.html.missing import missing_from
-from engram.report.html.page import render
-from engram.report.html.run_report import tables_of
-from engram.report.html.settings import data_table, in_words, settings_table, versions_table
+from engram.report import figures as drawing
+from engram.report.figures import FORMATS, Drawing, save_drawings
+from engram.report.figures.drawing import percent
+from engram.report.html import make_page as make_run_page
+from engram.report.html import write_page
+from engram.report.html.page import (
+    Html,
+    Section,
+    code,
+    figures,
+    heading,
+    notice,
+    paragraph,
+    render,
+    side_by_side,
+    table,
+)
+from engram.report.html.run_page import (
+    data_table,
+    device_of,
+    in_words,
+    missing_from,
+    settings_table,
+    table_blocks,
+    versions_table,
+)
 from engram.report.layout import Table
-from engram.reproduction.figures import draw_benchmark, draw_overview
-from engram.reproduction.overview import accuracy_table, claims_table, transfer_table
-from engram.reproduction.verdicts import variant_results
-from engram.runs import metrics
+from engram.report.pairs import pairs
+from engram.report.tables import final
+from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
+from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
+from engram.reproduction.verdicts import steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
-from engram.runs.sheets import Reproduction, Sheet
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
 
 
+def write_report(path: str | Path, out: str | Path | None = None) -> Path:
+    """Write one self-contained page of whatever a folder holds: a reproduction, a run, a sweep, a folder of runs.
+
+    Args:
+        path: the folder.
+        out: where the page goes; by default `report.html` in the folder.
+
+    Returns the path of the page.
+
+    Example:
+        write_report("results")
+    """
+    return write_page(make_page(path), out if out is not None else Path(path) / "report.html")
+
+
+def make_page(path: str | Path) -> str:
+    """The page of whatever a folder holds, as text."""
+    return reproduction_page(read_reproduction(path)) if holds_reproduction(path) else make_run_page(path)
+
+
+def write_figures(path: str | Path, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw all figures of whatever a folder holds; those of a reproduction go into a folder for each benchmark.
+
+    Args:
+        path: the folder of a reproduction, a run, a sweep, or of several runs.
+        out: where the figures go.
+        formats: some of "png", "pdf" and "csv".
+
+    Returns the paths of the files.
+
+    Example:
+        write_figures("results", "figures", ["png"])
+    """
+    if not holds_reproduction(path):
+        return drawing.write_figures(path, out, formats)
+    found = draw_reproduction(read_reproduction(path).runs)
+    if not any(found.values()):
+        raise InputError(f"no part of the reproduction in {path} has figures: `engram report {path}` has its tables")
+    return [file for name, some in found.items() for file in save_drawings(some, Path(out) / name, formats)]
+
+
+def reproduction_tables(reproduction: Reproduction) -> list[Table]:
+    """Table I in our numbers beside the paper's, and the verdicts on the paper's claims.
+
+    Example:
+        for made in reproduction_tables(read_reproduction("results")):
+            print(made.to_text())
+    """
+    runs = reproduction.runs
+    if not any(part == "table" for _, part in runs):
+        return []
+    return [accuracy_table(runs), transfer_table(runs), *([] if reproduction.quick else [claims_table(runs)])]
+
+
+def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
+    """Every figure, by the folder that it belongs in: the overview's, then one a benchmark."""
+    found = {"overview": draw_overview(runs)}
+    for benchmark in dict.fromkeys(benchmark for benchmark, _ in runs):
+        found[benchmark] = [each for some in draw_benchmark(runs, benchmark).values() for each in some]
+    return found
+
+
+def draw_overview(runs: Runs) -> list[Drawing]:
+    """All differences of the table in one figure, and those with the steady trace in another."""
+    tables, variants = table_pairs(runs), steady_pairs(runs)
+    found = [drawing.differences(tables)] if tables else []
+    if variants:
+        found.append(_of_variant(drawing.differences(variants)))
+    return found
+
+
+def draw_benchmark(runs: Runs, benchmark: str) -> dict[str, list[Drawing]]:
+    """The figures of a benchmark, by part; a study has none."""
+    found: dict[str, list[Drawing]] = {}
+    if (benchmark, "table") in runs:
+        found["table"] = drawing.draw(runs[benchmark, "table"].results)
+    results = variant_results(runs, benchmark)
+    if results:
+        paired = pairs(results)
+        some = [drawing.accuracy_curves(results), *([drawing.differences(paired)] if paired else [])]
+        some += [drawing.trace_dynamics(results)] if drawing.has_dynamics(results) else []
+        found["variant"] = [_of_variant(each) for each in some]
+    for part, make in (("sensitivity", drawing.sensitivity), ("strengths", drawing.strengths)):
+        if (benchmark, part) in runs:
+            found[part] = [make(runs[benchmark, part].results)]
+    return found
+
+
 def reproduction_page(reproduction: Reproduction) -> str:
-    """One page of everything that was reproduced so far."""
-    sheets = reproduction.sheets
-    benchmarks = list(dict.fromkeys(benchmark for benchmark, _ in sheets))
-    has_table = any(part == "table" for _, part in sheets)
-    overview = [*_overview(sheets, has_table), figures(draw_overview(sheets), "overview")]
-    if has_table and not reproduction.quick:
-        overview.append(table(claims_table(sheets), "words"))
+    """One page of everything that was reproduced so far, as text.
+
+    Example:
+        reproduction_page(read_reproduction("results"))
+    """
+    runs = reproduction.runs
+    overview = [
+        table(made, "words" if made.columns[0] == "claim" else "") for made in reproduction_tables(reproduction)
+    ]
+    if not overview:
+        overview = [paragraph("No benchmark has results of the paper's methods yet, so there is no table to show.")]
+    overview.insert(2, figures(draw_overview(runs), "overview"))
     sections = [Section("overview", "Overview", overview)]
-    for benchmark in benchmarks:
-        sections.append(Section(benchmark, title_of(benchmark), _benchmark_blocks(sheets, benchmark)))
-    sections.append(Section("settings", "Settings, versions and times", _made_with(list(sheets.values()))))
+    for benchmark in dict.fromkeys(benchmark for benchmark, _ in runs):
+        sections.append(Section(benchmark, title_of(benchmark), _benchmark_blocks(runs, benchmark)))
+    sections.append(Section("settings", "Settings, versions and times", _made_with(runs)))
     return render(
         "Engram, report of a reproduction",
         "Differentiable Hebbian Consolidation, reproduced",
@@ -49,65 +165,60 @@ def reproduction_page(reproduction: Reproduction) -> str:
     )
 
 
-def _overview(sheets: Mapping[tuple[str, str], Sheet], has_table: bool) -> list[Html]:
-    if not has_table:
-        return [paragraph("No benchmark has results of the paper's methods yet, so there is no table to show.")]
-    return [table(accuracy_table(sheets)), table(transfer_table(sheets))]
-
-
-def _benchmark_blocks(sheets: Mapping[tuple[str, str], Sheet], benchmark: str) -> list[Html]:
-    """The tables, what they lack, and all figures of one benchmark."""
-    blocks: list[Html] = []
-    drawn = draw_benchmark(sheets, benchmark)
-    if (benchmark, "table") in sheets:
-        results = list(sheets[benchmark, "table"].entries.values())
-        missing = missing_from(results)
-        blocks += [notice("What is missing", missing), *tables_of(results, missing)]
-        blocks.append(figures(drawn["table"], benchmark))
-    else:
-        blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
-    if variant := variant_results(sheets, benchmark):
-        blocks += [heading("With the steady trace, beside the table's baselines"), *tables_of(variant, [])]
-        blocks.append(figures(drawn["variant"], benchmark))
-    sweeps = [drawing for part in ("sensitivity", "strengths") for drawing in drawn.get(part, [])]
-    blocks.append(figures(sweeps, benchmark))
-    if (benchmark, "study") in sheets:
-        blocks.append(table(study_table(sheets[benchmark, "study"].entries)))
-    return blocks
-
-
-def study_table(entries: Mapping[str, Result]) -> Table:
+def study_table(results: Mapping[str, Result]) -> Table:
     """One thing varied at a time: changes down, methods across. A label is "CHANGE: METHOD"."""
-    methods = [m for m in all_methods() if any(result.config.method == m for result in entries.values())]
+    methods = [m for m in all_methods() if any(result.config.method == m for result in results.values())]
     cells: dict[str, dict[str, str]] = {}
-    for label, result in entries.items():
+    for label, result in results.items():
         change = label.removesuffix(f": {result.config.method}")
-        cells.setdefault(change, {})[result.config.method] = percent(metrics.estimate(result.average_accuracy[:, -1]))
+        cells.setdefault(change, {})[result.config.method] = percent(final(result))
     rows = [(change, *(found.get(method, "") for method in methods)) for change, found in cells.items()]
     return Table("One thing varied at a time: average accuracy in % after all tasks", ("change", *methods), rows)
 
 
-def _made_with(sheets: Sequence[Sheet]) -> list[Html]:
-    if not sheets:
-        return [paragraph("Nothing was run yet.")]
+def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
+    """The tables, what they lack, and all figures of one benchmark."""
+    blocks: list[Html] = []
+    found = draw_benchmark(runs, benchmark)
+    if (benchmark, "table") in runs:
+        results = runs[benchmark, "table"].results
+        missing = missing_from(results)
+        blocks += [notice("What is missing", missing), *table_blocks(results, missing)]
+        blocks.append(figures(found["table"], benchmark))
+    else:
+        blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
+    if variant := variant_results(runs, benchmark):
+        blocks += [heading("With the steady trace, beside the table's baselines"), *table_blocks(variant)]
+        blocks.append(figures(found["variant"], benchmark))
+    settings = [each for part in ("sensitivity", "strengths") for each in found.get(part, [])]
+    blocks.append(figures(settings, benchmark))
+    if (benchmark, "study") in runs:
+        blocks.append(table(study_table(runs[benchmark, "study"].results)))
+    return blocks
+
+
+def _made_with(runs: Runs) -> list[Html]:
     rows = []
-    for sheet in sheets:
-        seconds = sheet.about.get("seconds")
+    for (benchmark, part), run in runs.items():
+        seconds = run.about.get("seconds")
         taken = in_words(float(seconds)) if isinstance(seconds, int | float) else "–"
-        device = str(sheet.about.get("gpu") or sheet.about.get("device") or "–")
-        models = sum(len(result.accuracy) for result in sheet.entries.values())
-        rows.append((f"{sheet.benchmark}, {sheet.part}", str(models), taken, device))
-    shown: set[str] = set()
-    blocks = [table(Table("Times", ("sheet", "models", "time", "device"), rows))]
-    commands = dict.fromkeys(str(sheet.about["command"]) for sheet in sheets if sheet.about.get("command"))
+        rows.append((f"{benchmark}, {part}", str(run.num_models), taken, device_of(run.about) or "–"))
+    blocks = [table(Table("Times", ("run", "models", "time", "device"), rows))]
+    commands = dict.fromkeys(str(run.about["command"]) for run in runs.values() if run.about.get("command"))
     if commands:
         blocks += [heading("Commands"), code("\n".join(commands))]
-    for sheet in sheets:
-        if sheet.part in ("table", "variant") or sheet.benchmark not in shown:
-            shown.add(sheet.benchmark)
-            results = list(sheet.entries.values())
-            name = title_of(sheet.benchmark) + ("" if sheet.part == "table" else f", {sheet.part}")
-            made = (data_table(results, f"Data of {name}"), versions_table(sheet.about, f"Versions of {name}"))
+    shown: set[str] = set()
+    for (benchmark, part), run in runs.items():
+        if part in ("table", "variant") or benchmark not in shown:
+            shown.add(benchmark)
+            name = title_of(benchmark) + ("" if part == "table" else f", {part}")
+            made = (data_table(run.about, f"Data of {name}"), versions_table(run.about, f"Versions of {name}"))
             beside = [table(content, "words") for content in made if content is not None]
-            blocks.append(side_by_side([table(settings_table(results, f"Settings of {name}"), "words")], beside))
+            blocks.append(side_by_side([table(settings_table(run.results, f"Settings of {name}"), "words")], beside))
     return blocks
+
+
+def _of_variant(made: Drawing) -> Drawing:
+    """With its own name and title, since it stands beside the table's."""
+    title = f"With the steady trace: {made.title[0].lower()}{made.title[1:]}"
+    return dataclasses.replace(made, name=f"variant-{made.name}", title=title)

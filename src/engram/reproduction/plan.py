@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError, check_choice
-from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import CHOOSING, STEADY, preset
 from engram.config.settings import Config
-from engram.reproduction.study import study_entries
-from engram.runs.parts import Part
-from engram.runs.sheets import NOT_IN_THE_PAPER, PARTS
+from engram.reproduction.study import study_configs
+
+# The paper varies η on three benchmarks and describes two grids of strengths; our study is of two benchmarks.
+NOT_RUN = {
+    ("vision-mixture", "sensitivity"),
+    ("imbalanced-permuted-mnist", "strengths"),
+    ("vision-mixture", "strengths"),
+    ("imbalanced-permuted-mnist", "study"),
+    ("vision-mixture", "study"),
+}
 
 ETAS = (0.1, 0.01, 0.001, 0.0005, 0.0001)  # the paper's own, over which it drew its Figure 4
 ETA_TRIALS = 5
@@ -42,18 +50,38 @@ QUICK: dict[str, dict[str, Any]] = {
 QUICK_TRIALS = 2
 
 
+@dataclass(frozen=True)
+class Part:
+    """One run of a reproduction: configs by label, all on one benchmark."""
+
+    name: str  # one of PARTS
+    benchmark: str
+    configs: dict[str, Config]
+
+    @property
+    def num_models(self) -> int:
+        return sum(config.trials for config in self.configs.values())
+
+
 def plan(
     benchmarks: Sequence[str] = PAPER_BENCHMARKS,
     parts: Sequence[str] = tuple(PARTS),
     quick: bool = False,
     most_trials: int | None = None,
 ) -> list[Part]:
-    """The parts of a reproduction, the paper's table first; those that neither the paper has nor we, are left out.
+    """The parts of a reproduction, the paper's table first.
 
-    With `most_trials` there are no more trials than that of anything; they are the first of those there would be.
+    Args:
+        benchmarks: the benchmarks to run.
+        parts: some of PARTS. A part that a benchmark does not have is left out.
+        quick: whether to run so little that everything takes minutes; the numbers then mean nothing.
+        most_trials: the most trials of any config; the first ones are run.
+
+    Example:
+        plan(["split-mnist"], ["table"], most_trials=3)
     """
     if most_trials is not None and most_trials < 1:
-        raise InputError(f"there is at least one trial, not {most_trials}")
+        raise InputError(f"the number of trials must be at least 1, not {most_trials}")
     if quick:
         most_trials = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
     for benchmark in benchmarks:
@@ -64,51 +92,50 @@ def plan(
         Part(
             part,
             benchmark,
-            _shortened(entries, QUICK[benchmark] if quick else {}, most_trials),
+            _shortened(CONFIGS[part](benchmark), QUICK[benchmark] if quick else {}, most_trials),
         )
         for part in PARTS
         for benchmark in PAPER_BENCHMARKS
-        if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_IN_THE_PAPER
-        for entries in [ENTRIES[part](benchmark)]
+        if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_RUN
     ]
 
 
-def table_entries(benchmark: str) -> dict[str, Config]:
+def table_configs(benchmark: str) -> dict[str, Config]:
     """Table I: eight methods, ten trials."""
     return {method: preset(benchmark, method) for method in PAPER_METHODS}
 
 
-def variant_entries(benchmark: str) -> dict[str, Config]:
+def variant_configs(benchmark: str) -> dict[str, Config]:
     """The plastic methods of the table with the steady trace, in the same trials: so they share its baselines."""
     return {method: preset(benchmark, method, **STEADY) for method in PAPER_METHODS if method.startswith("dhp")}
 
 
-def sensitivity_entries(benchmark: str) -> dict[str, Config]:
+def sensitivity_configs(benchmark: str) -> dict[str, Config]:
     """Figure 4: the initial value of η."""
     return {f"η {eta:g}": preset(benchmark, "dhp", eta=eta, trials=ETA_TRIALS) for eta in ETAS}
 
 
-def strength_entries(benchmark: str) -> dict[str, Config]:
+def strength_configs(benchmark: str) -> dict[str, Config]:
     """The grid of each penalty, with DHP and without: a single seed, and the validation samples."""
     return {
         f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING)
-        for penalty in ("si", "ewc", "online-ewc", "mas")
+        for penalty in ("si", "online-ewc", "mas")
         for method in (penalty, f"dhp+{penalty}")
-        for strength in GRIDS[benchmark].get(penalty, ())
+        for strength in GRIDS[benchmark][penalty]
     }
 
 
-ENTRIES = {
-    "table": table_entries,
-    "variant": variant_entries,
-    "sensitivity": sensitivity_entries,
-    "strengths": strength_entries,
-    "study": study_entries,
+CONFIGS = {
+    "table": table_configs,
+    "variant": variant_configs,
+    "sensitivity": sensitivity_configs,
+    "strengths": strength_configs,
+    "study": study_configs,
 }
 
 
-def _shortened(entries: dict[str, Config], changes: dict[str, Any], most_trials: int | None) -> dict[str, Config]:
+def _shortened(configs: dict[str, Config], changes: dict[str, Any], most_trials: int | None) -> dict[str, Config]:
     return {
         label: config.replace(**changes, trials=min(config.trials, most_trials or config.trials))
-        for label, config in entries.items()
+        for label, config in configs.items()
     }

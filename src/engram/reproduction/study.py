@@ -94,9 +94,9 @@ def changes_of(benchmark: str) -> dict[str, Change]:
     return {name: CHANGES[name] for name in PERMUTED_CHANGES}
 
 
-def study_entries(benchmark: str) -> dict[str, Config]:
+def study_configs(benchmark: str) -> dict[str, Config]:
     """By label "CHANGE: METHOD"."""
-    entries = {}
+    configs = {}
     for name, change in changes_of(benchmark).items():
         for method in change.methods:
             config = preset(benchmark, method, trials=STUDY_TRIALS, seed=1)
@@ -105,5 +105,5 @@ def study_entries(benchmark: str) -> dict[str, Config]:
             settings = dict(change.settings)
             if "epochs" in settings:
                 settings["epochs"] = max(1, round(config.epochs * settings["epochs"]))
-            entries[f"{name}: {method}"] = config.replace(**settings)
-    return entries
+            configs[f"{name}: {method}"] = config.replace(**settings)
+    return configs

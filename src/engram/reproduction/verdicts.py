@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
 from engram.report.pairs import Pair, pairs
+from engram.reproduction.folder import Runs
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
-from engram.runs.sheets import Sheet
 
-Sheets = Mapping[tuple[str, str], Sheet]
 FIRM = 0.003  # below 0.05 / 16: what holds though sixteen differences are looked at
 FEWEST_PAIRS = 3  # from which a verdict is given
 
@@ -63,31 +62,31 @@ def certainty(differences: Sequence[Estimate]) -> str:
     return f"{words} (p = {p:.1g}, {tested[0].num_trials} pairs)"
 
 
-def table_pairs(sheets: Sheets) -> list[Pair]:
+def table_pairs(runs: Runs) -> list[Pair]:
     """The sixteen differences of Table I, as far as both sides were learned to the end."""
     return [
         pair
         for benchmark in PAPER_BENCHMARKS
-        if (benchmark, "table") in sheets
-        for pair in pairs(list(sheets[benchmark, "table"].entries.values()))
+        if (benchmark, "table") in runs
+        for pair in pairs(runs[benchmark, "table"].results)
     ]
 
 
-def steady_pairs(sheets: Sheets) -> list[Pair]:
+def steady_pairs(runs: Runs) -> list[Pair]:
     """The same with the steady trace, against the table's baselines."""
-    return [pair for benchmark in PAPER_BENCHMARKS for pair in pairs(variant_results(sheets, benchmark))]
+    return [pair for benchmark in PAPER_BENCHMARKS for pair in pairs(variant_results(runs, benchmark))]
 
 
-def variant_results(sheets: Sheets, benchmark: str) -> Sequence[Result]:
+def variant_results(runs: Runs, benchmark: str) -> dict[str, Result]:
     """The variant's methods with the table's baselines, which it shares; in the table's order."""
-    variant = sheets.get((benchmark, "variant"))
+    variant = runs.get((benchmark, "variant"))
     if variant is None:
-        return []
-    of_variant = {result.config.method: result for result in variant.entries.values()}
-    table = sheets.get((benchmark, "table"))
-    both = {} if table is None else {result.config.method: result for result in table.entries.values()}
-    plastic_left_out = [m for m, result in both.items() if result.config.plastic and m not in of_variant]
-    return [result for method, result in (both | of_variant).items() if method not in plastic_left_out]
+        return {}
+    table = runs.get((benchmark, "table"))
+    baselines = {} if table is None else {m: r for m, r in table.results.items() if not r.config.plastic}
+    order = [] if table is None else list(table.results)
+    both = baselines | variant.results
+    return {method: both[method] for method in dict.fromkeys([*order, *both]) if method in both}
 
 
 def points(difference: Estimate) -> str:

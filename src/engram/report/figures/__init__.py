@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engram.report.figures.against import differences, paper_against_ours
-from engram.report.figures.curves import accuracy_curves, first_and_latest
-from engram.report.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings
-from engram.report.figures.dynamics import trace_dynamics
+import numpy as np
+
+from engram.common.errors import InputError
+from engram.report.figures.curves import accuracy_curves, first_and_latest, has_dynamics, trace_dynamics
+from engram.report.figures.differences import differences, paper_against_ours
+from engram.report.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings, to_svg
 from engram.report.figures.matrices import accuracy_matrices
-from engram.report.figures.run import draw
-from engram.report.figures.settings import sensitivity, strengths
-from engram.report.figures.svg import to_svg
+from engram.report.figures.settings import draw_sweep, sensitivity, strengths
+from engram.report.old import open_runs
+from engram.report.pairs import has_paper_data, pairs
+from engram.report.tables import final
 from engram.runs.result import Result
 
 __all__ = [
@@ -23,7 +27,9 @@ __all__ = [
     "differences",
     "draw",
     "draw_all",
+    "draw_sweep",
     "first_and_latest",
+    "has_dynamics",
     "paper_against_ours",
     "parse_formats",
     "save_drawings",
@@ -31,9 +37,78 @@ __all__ = [
     "strengths",
     "to_svg",
     "trace_dynamics",
+    "write_figures",
 ]
 
+MOST_SHOWN = 16  # labels in one figure: with more, lines cannot be told apart
 
-def draw_all(results: Sequence[Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw every figure of a run into a folder, and return the paths."""
+
+def draw(results: Mapping[str, Result]) -> list[Drawing]:
+    """Every figure that the results have the numbers for. Of more than 16 labels, the most accurate are drawn.
+
+    Args:
+        results: the Results of one run, by label.
+
+    Example:
+        for drawing in draw(read_run("runs/demo").results):
+            print(drawing.title)
+    """
+    shown = _most_accurate(results)
+    to_the_end = any(np.isfinite(result.average_accuracy[:, -1]).any() for result in shown.values())
+    with_paper = any(map(has_paper_data, shown.values()))
+    drawings = [paper_against_ours(shown)] if to_the_end and with_paper else []
+    drawings += [accuracy_curves(shown), first_and_latest(shown), accuracy_matrices(shown)]
+    if has_dynamics(shown):
+        drawings.append(trace_dynamics(shown))
+    if len(shown) < len(results):
+        note = f" Of {len(results)} settings, the {len(shown)} with the highest accuracy."
+        drawings = [dataclasses.replace(drawing, caption=drawing.caption + note) for drawing in drawings]
+    if paired := [pair for pair in pairs(results) if pair.accuracy.num_trials]:
+        after_curves = 1 + [drawing.name for drawing in drawings].index("accuracy")
+        drawings.insert(after_curves, differences(paired))
+    return drawings
+
+
+def draw_all(results: Mapping[str, Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw every figure of a run into a folder.
+
+    Args:
+        results: the Results of one run, by label.
+        folder: where the files go; it is made if it is not there.
+        formats: some of "png", "pdf" and "csv".
+
+    Returns the paths.
+
+    Example:
+        draw_all(read_run("runs/demo").results, Path("figures"), ["png"])
+    """
     return save_drawings(draw(results), folder, formats)
+
+
+def write_figures(path: str | Path, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw every figure of a run, a sweep, or a folder of runs; of several runs, each into its own folder.
+
+    Args:
+        path: the folder.
+        out: where the files go; it is made if it is not there.
+        formats: some of "png", "pdf" and "csv".
+
+    Returns the paths of the files.
+
+    Example:
+        write_figures("runs/demo", "figures", ["png"])
+    """
+    runs = {name: run for name, run in open_runs(path).items() if run.results}
+    if not runs:
+        raise InputError(f"there are no results in {path} yet")
+    folders = {name: Path(out) if len(runs) == 1 else Path(out) / name for name in runs}
+    return [file for name, run in runs.items() for file in draw_all(run.results, folders[name], formats)]
+
+
+def _most_accurate(results: Mapping[str, Result]) -> Mapping[str, Result]:
+    """At most MOST_SHOWN of them, in their order."""
+    if len(results) <= MOST_SHOWN:
+        return results
+    means = {label: np.nan_to_num(final(result).mean, nan=-1.0) for label, result in results.items()}
+    best = set(sorted(means, key=lambda label: -means[label])[:MOST_SHOWN])
+    return {label: result for label, result in results.items() if label in best}

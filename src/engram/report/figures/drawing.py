@@ -1,28 +1,91 @@
-"""A drawing: a figure with its numbers, drawn once and kept as PNG, PDF, CSV, or SVG for a page."""
+"""A drawing: a figure with its numbers, drawn once and saved as PNG, PDF, CSV, or SVG for a page; and its look."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as xml
+
+import numpy as np
 
 from engram.common.errors import check_choice
 from engram.common.files import write_atomically
-from engram.report.layout import Table
+from engram.report.layout import Table, number
+from engram.runs import metrics
+from engram.runs.metrics import Array, Estimate
+from engram.runs.result import Result
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "pdf", "csv")
-# Files that depend on nothing but the results: no date, and no names that are drawn by chance.
+# The files depend on nothing but the results: no date, and no random names.
 STEADY: Any = {"svg.hashsalt": "engram", "svg.fonttype": "none", "pdf.fonttype": 42}
 WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
+# Okabe and Ito's colours, which can be told apart with any colour vision: one a penalty, dashed without DHP.
+COLOURS: dict[str | None, str] = {
+    None: "#000000",
+    "si": "#0072B2",
+    "ewc": "#E69F00",
+    "online-ewc": "#D55E00",
+    "mas": "#009E73",
+}
+OTHER = "#CC79A7"  # of a penalty that has no colour here
+LINES = ("-", "--", ":", "-.")
+INK = "#000000"  # of text and axes; a page replaces it by its own
+WIDTH = 4.8  # inches: a column of a paper, and about the width of a phone
+SMALL, MEDIUM = 7.5, 8.5  # sizes of text, in points
+
+# Ours is filled and the paper's is hollow, in every figure.
+PAPER: dict[str, Any] = {"marker": "D", "ms": 5, "mfc": "none", "mew": 1.1, "ls": "none", "zorder": 4}
+OURS: dict[str, Any] = {"marker": "o", "ms": 4.5, "zorder": 3}
+
+SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+REFERENCE = re.compile(r"#([\w.-]+)")
+
 Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one label is drawn in all figures of a run."""
+
+    colour: str
+    line: str
+
+
+def looks(results: Mapping[str, Result]) -> dict[str, Look]:
+    """A look for each label: by its method, or in turn where several labels are of one method.
+
+    Example:
+        looks(run.results)["dhp+si"].colour
+    """
+    by_method = {label: look_of(result.config.method) for label, result in results.items()}
+    if len(set(by_method.values())) == len(by_method):
+        return by_method
+    colours = [*COLOURS.values(), OTHER]
+    return {
+        label: Look(colours[k % len(colours)], LINES[k // len(colours) % len(LINES)]) for k, label in enumerate(results)
+    }
+
+
+def are_by_method(results: Mapping[str, Result]) -> bool:
+    """Whether colours stand for penalties, and dashes for methods without DHP."""
+    return len({look_of(result.config.method) for result in results.values()}) == len(results)
+
+
+def look_of(method: str) -> Look:
+    """The look of a method: a colour for its penalty, a dashed line without DHP."""
+    return Look(colour_of_method(method), "-" if method.split("+")[0] == "dhp" else "--")
 
 
 @dataclass(frozen=True)
@@ -85,3 +148,102 @@ def save_drawings(drawings: Iterable[Drawing], folder: Path, formats: Sequence[s
 
 def _is_nan(cell: Cell) -> bool:
     return isinstance(cell, float) and math.isnan(cell)
+
+
+def colour_of_method(method: str) -> str:
+    last = method.split("+")[-1]
+    return COLOURS[None] if last in ("finetune", "dhp") else COLOURS.get(last, OTHER)
+
+
+def paper_mark() -> Artist:
+    """The paper's mark, for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=INK, label="the paper's", **PAPER)
+
+
+def tidy(axes: Axes, xlabel: str, ylabel: str = "") -> None:
+    axes.set_xlabel(xlabel, fontsize=MEDIUM)
+    axes.set_ylabel(ylabel, fontsize=MEDIUM)
+    axes.tick_params(labelsize=SMALL, width=0.6, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_linewidth(0.6)
+
+
+def rule(axes: Axes, *, x: float | None = None, y: float | None = None, strength: float = 0.15) -> None:
+    """A thin line across, behind everything."""
+    draw = axes.axvline if x is not None else axes.axhline
+    draw(x if x is not None else y or 0.0, color=INK, alpha=strength, lw=0.6, zorder=0)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """In two columns; where each method has its pair, those without DHP stand left and those with it right."""
+    plastic = [str(handle.get_label()).startswith("dhp") for handle in handles]
+    if 2 * sum(plastic) == len(handles):
+        handles = [handle for _, handle in sorted(zip(plastic, handles, strict=True), key=lambda entry: entry[0])]
+    if handles:
+        figure.legend(handles=handles, frameon=False, fontsize=SMALL, ncols=2, loc="outside lower center")
+
+
+def band(axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], look: Look, label: str) -> Artist:
+    """Draw means over trials in % with a band of one SEM; returns the line, for a legend."""
+    mean = 100 * np.array([e.mean for e in estimates])
+    sem = 100 * np.nan_to_num(np.array([e.sem for e in estimates]))
+    colour = look.colour
+    (line,) = axes.plot(x, mean, look.line, color=colour, marker="o", ms=3, lw=1.3, label=label)
+    axes.fill_between(x, mean - sem, mean + sem, color=colour, alpha=0.15, lw=0)
+    return line
+
+
+def estimates_of(values: Array) -> list[Estimate]:
+    """Of each column of (trials, columns)."""
+    return [metrics.estimate(column) for column in values.T]
+
+
+def percent(estimate: Estimate) -> str:
+    """For readers: the mean in %, with its SEM where there is one."""
+    sem = "" if np.isnan(estimate.sem) else f" ± {number(100 * estimate.sem, 2)}"
+    return f"{number(100 * estimate.mean, 2)}{sem}"
+
+
+def to_svg(drawing: Drawing, prefix: str) -> str:
+    """The figure as an <svg> element. `prefix` must be unique in its page: ids of two figures would collide."""
+    root = xml.fromstring(drawing.to_bytes("svg"))
+    wanted = {name for element in root.iter() for name in _references(element)}
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.removeprefix(SVG) in ("metadata", "style"):  # says where matplotlib is; rules for a whole page
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.removeprefix(SVG)
+        _rewrite(element, wanted, prefix)
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"role": "img", "aria-label": f"{drawing.title}. {drawing.caption}", "fill": "currentColor"}
+    title = xml.Element("title")
+    title.text = drawing.title
+    root.insert(0, title)
+    return xml.tostring(root, encoding="unicode")
+
+
+def _references(element: xml.Element) -> list[str]:
+    attributes = (element.get(name, "") for name in (f"{XLINK}href", "clip-path"))
+    return [name for value in attributes for name in REFERENCE.findall(value)]
+
+
+def _rewrite(element: xml.Element, wanted: set[str], prefix: str) -> None:
+    attributes = dict(element.attrib)
+    element.attrib.clear()
+    for name, value in attributes.items():
+        if name == "id":
+            if value not in wanted:
+                continue
+            value = f"{prefix}-{value}"
+        elif name == f"{XLINK}href":
+            name, value = "href", re.sub("^#", f"#{prefix}-", value)  # an image holds its own bytes
+        elif name == "clip-path":
+            value = REFERENCE.sub(rf"#{prefix}-\1", value)
+        elif name == "style":
+            value = value.replace(INK, "currentColor")
+            value = re.sub(r"(font: [^;]*?[\d.]+px) [^;]*", r"\1 var(--sans, sans-serif)", value)
+        element.set(name, value)

@@ -1,20 +1,46 @@
-"""Accuracy against a setting: how much depends on η, and on the strength of each penalty."""
+"""Accuracy against settings: η, the strengths of penalties, and whatever a sweep tried."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from engram.config.methods import CUSTOM
 from engram.config.presets import preset
-from engram.report.figures.drawing import Cell, Drawing, new_figure
-from engram.report.figures.style import MEDIUM, WIDTH, band, colour_of, legend_below, percent, tidy
-from engram.report.layout import Table
+from engram.config.settings import Config
+from engram.report.figures.curves import where_from
+from engram.report.figures.drawing import (
+    MEDIUM,
+    WIDTH,
+    Cell,
+    Drawing,
+    band,
+    colour_of_method,
+    legend_below,
+    look_of,
+    new_figure,
+    percent,
+    rule,
+    tidy,
+)
+from engram.report.layout import Table, number
+from engram.report.tables import final
 from engram.runs import metrics
 from engram.runs.result import Result
 
+Results = Mapping[str, Result]
+LOGARITHMIC = 20  # an axis is logarithmic where the largest value is more than this times the smallest
 
-def sensitivity(results: Sequence[Result]) -> Drawing:
-    """Final accuracy against the initial η of the trace."""
+
+def sensitivity(results: Results) -> Drawing:
+    """Final accuracy against the initial η of the trace.
+
+    Args:
+        results: Results that differ in `eta`, by label.
+
+    Example:
+        sensitivity(read_run("results/split-mnist/sensitivity").results).to_bytes("png")
+    """
     return _against(
         results,
         "sensitivity",
@@ -24,8 +50,15 @@ def sensitivity(results: Sequence[Result]) -> Drawing:
     )
 
 
-def strengths(results: Sequence[Result]) -> Drawing:
-    """Final accuracy against the strength λ, a line a method."""
+def strengths(results: Results) -> Drawing:
+    """Final accuracy against the strength λ, a line a method.
+
+    Args:
+        results: Results that differ in `strength`, by label.
+
+    Example:
+        strengths(read_run("results/split-mnist/strengths").results).to_bytes("png")
+    """
     return _against(
         results,
         "strengths",
@@ -35,36 +68,39 @@ def strengths(results: Sequence[Result]) -> Drawing:
     )
 
 
-def _against(results: Sequence[Result], name: str, setting: str, label: str, title: str) -> Drawing:
+def _against(results: Results, name: str, setting: str, label: str, title: str) -> Drawing:
     figure = new_figure(WIDTH, 3.6)
     axes = figure.subplots()
     rows: list[tuple[Cell, ...]] = []
     numbers = []
     handles = []
-    for method in dict.fromkeys(result.config.method for result in results):
-        some = sorted((r for r in results if r.config.method == method), key=lambda r: _value(r, setting))
-        places = [_value(result, setting) for result in some]
-        estimates = [metrics.estimate(result.average_accuracy[:, -1]) for result in some]
-        handles.append(band(axes, places, estimates, some[0], method))
+    for method in dict.fromkeys(result.config.method for result in results.values()):
+        of_method = (result for result in results.values() if result.config.method == method)
+        some = sorted(of_method, key=lambda result: _value(result, setting))
+        positions = [_value(result, setting) for result in some]
+        estimates = [final(result) for result in some]
+        handles.append(band(axes, positions, estimates, look_of(method), method))
         usual = _usual(some[0], setting)
         if usual is not None:
-            axes.axvline(usual, color=colour_of(some[0]), ls=":", lw=1, zorder=0)
-        for place, e in zip(places, estimates, strict=True):
-            rows.append((method, place, 100 * e.mean, 100 * e.sem, e.num_trials, "" if usual is None else usual))
-            mark = " (preset)" if place == usual else ""
-            numbers.append((method, f"{place:g}{mark}", percent(e), str(e.num_trials)))
-    positive = [float(place) for _, place, *_ in rows if float(place) > 0]
+            axes.axvline(usual, color=colour_of_method(method), ls=":", lw=1, zorder=0)
+        for position, e in zip(positions, estimates, strict=True):
+            rows.append((method, position, 100 * e.mean, 100 * e.sem, e.num_trials, "" if usual is None else usual))
+            mark = " (preset)" if position == usual else ""
+            numbers.append((method, f"{position:g}{mark}", percent(e), str(e.num_trials)))
+    positive = [float(position) for _, position, *_ in rows if float(position) > 0]
     if len(positive) == len(rows):
         axes.set_xscale("log")
-    else:  # logarithmic too, with a place for 0
+    else:  # logarithmic too, but with room for 0
         axes.set_xscale("symlog", linthresh=min(positive, default=1.0))
         axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     tidy(axes, label, "average accuracy, %")
-    axes.set_title(f"{results[0].config.benchmark} ({results[0].config.dataset})", fontsize=MEDIUM)
+    axes.set_title(where_from(results), fontsize=MEDIUM)
     legend_below(figure, handles)
-    held_out = ", on held-out samples of the training set" * all(r.config.examine == "validation" for r in results)
-    several = "; the band is one standard error over trials" * any(len(r.accuracy) > 1 for r in results)
+    held_out = ", on held-out samples of the training set" * all(
+        r.config.examine == "validation" for r in results.values()
+    )
+    several = "; the band is one standard error over trials" * any(len(r.accuracy) > 1 for r in results.values())
     return Drawing(
         name,
         title,
@@ -86,3 +122,93 @@ def _usual(result: Result, setting: str) -> float | None:
         return None
     usual: float | None = getattr(preset(result.config.benchmark, result.config.method), setting)
     return usual
+
+
+class Tried(Protocol):
+    """A point of a sweep, as far as it can be drawn."""
+
+    point: dict[str, Any]
+    config: Config
+    scores: list[float]
+
+    @property
+    def finished(self) -> bool: ...
+
+
+def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
+    """How far every point is behind the best of its method, against each of its settings.
+
+    Trials differ more than settings do, and not all points had all of them: so the difference is taken trial by trial.
+    """
+    names = list(tried[0].point)
+    methods = list(dict.fromkeys(each.config.method for each in tried))
+    figure = new_figure(WIDTH, 3.2)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    rows: list[tuple[Cell, ...]] = []
+    handles: dict[str, Any] = {}
+    for axes, name in zip(panels, names, strict=True):
+        positions, labels = _positions([each.point[name] for each in tried])
+        positions = _side_by_side(positions, [methods.index(each.config.method) for each in tried], bool(labels))
+        for each, position in zip(tried, positions, strict=True):
+            less = metrics.paired_difference(each.scores, best[each.config.method].scores)
+            colour = colour_of_method(each.config.method)
+            drawn = axes.errorbar(
+                position,
+                100 * less.mean,
+                yerr=None if less.num_trials < 2 else 100 * less.sem,
+                fmt="o" if each.config.plastic else "s",
+                ms=4,
+                lw=1,
+                color=colour,
+                mfc=colour if each.finished else "none",
+                zorder=3 if each.finished else 2,
+                label=each.config.method,
+            )
+            if each.finished:
+                handles.setdefault(each.config.method, drawn)
+            if name == names[0]:
+                cells = [str(each.point[n]) for n in names]
+                rows.append((each.config.method, *cells, 100 * less.mean, 100 * less.sem, less.num_trials))
+        if labels:
+            axes.set_xticks(range(len(labels)), labels)
+        elif min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC:
+            axes.set_xscale("log")
+        rule(axes, y=0)
+        tidy(axes, name, "accuracy less the best's, points" if axes is panels[0] else "")
+    config = tried[0].config
+    figure.suptitle(f"{config.benchmark} ({config.dataset}); hollow: given up early", fontsize=MEDIUM)
+    legend_below(figure, list(handles.values()))
+    numbers = [
+        (*(str(cell) for cell in row[: 1 + len(names)]), *(number(float(cell), 2) for cell in row[1 + len(names) : -1]))
+        for row in rows
+    ]
+    return Drawing(
+        "sweep",
+        "What was tried",
+        "Average accuracy after the last task, less that of the best in the same trials, with one standard error; "
+        "hollow points were given up early.",
+        figure,
+        ("method", *names, "less the best", "SEM", "trials"),
+        rows,
+        Table("Final average accuracy less the best's, in points", ("method", *names, "less the best", "SEM"), numbers),
+    )
+
+
+def _positions(values: Sequence[Any]) -> tuple[list[float], list[str]]:
+    """Where values are drawn: numbers at their position, others side by side, with labels."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return [float(value) for value in values], []
+    texts = [str(list(value)) if isinstance(value, tuple) else str(value) for value in values]
+    kinds = list(dict.fromkeys(texts))
+    return [float(kinds.index(text)) for text in texts], kinds
+
+
+def _side_by_side(positions: list[float], methods: list[int], labelled: bool) -> list[float]:
+    """A little apart where several methods have the same value, so that none covers another."""
+    if labelled:
+        return [position + 0.08 * method for position, method in zip(positions, methods, strict=True)]
+    if min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC:
+        apart = (max(positions) / min(positions)) ** 0.015
+        return [position * apart**method for position, method in zip(positions, methods, strict=True)]
+    apart = 0.015 * ((max(positions) - min(positions)) or 1.0)
+    return [position + apart * method for position, method in zip(positions, methods, strict=True)]

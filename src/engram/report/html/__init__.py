@@ -1,1 +1,52 @@
-"""One page that can be read anywhere: a run as self-contained HTML."""
+"""One page that can be read anywhere: whatever runs a folder holds, as self-contained HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engram.common.errors import InputError
+from engram.common.files import remove_unfinished, write_atomically
+from engram.report.html.run_page import run_page, runs_page
+from engram.report.old import open_runs
+
+__all__ = ["make_page", "run_page", "runs_page", "write_page", "write_report"]
+
+
+def write_report(path: str | Path, out: str | Path | None = None) -> Path:
+    """Write one self-contained page of a run, a sweep or a folder of runs.
+
+    Args:
+        path: the folder.
+        out: where the page goes; by default `report.html` in the folder.
+
+    Returns the path of the page.
+
+    Example:
+        write_report("runs/demo")
+    """
+    return write_page(make_page(path), out if out is not None else Path(path) / "report.html")
+
+
+def make_page(path: str | Path) -> str:
+    """The page of whatever runs a folder holds, as text."""
+    runs = open_runs(path)
+    if not any(run.results for run in runs.values()):
+        problem = next((problem for run in runs.values() for problem in run.problems.values()), None)
+        raise InputError(problem or f"there are no results in {path} yet")
+    if len(runs) == 1:
+        return run_page(*runs.values())
+    return runs_page(Path(path).resolve().name, runs)
+
+
+def write_page(page: str, path: str | Path) -> Path:
+    """Write a page to a path, all of it or nothing."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(path.parent, path.name)
+        write_atomically(path, page)
+    except OSError as reason:
+        raise InputError(f"cannot write {path}: {reason.strerror or reason}") from reason
+    return path

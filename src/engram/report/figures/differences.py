@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engram.report.figures.drawing import Cell, Drawing, new_figure
-from engram.report.figures.style import (
+from engram.report.figures.curves import where_from
+from engram.report.figures.drawing import (
     INK,
     MEDIUM,
     OURS,
     PAPER,
     SMALL,
     WIDTH,
-    colour_of,
+    Cell,
+    Drawing,
     colour_of_method,
     legend_below,
+    looks,
+    new_figure,
     paper_mark,
     percent,
     rule,
@@ -23,7 +26,7 @@ from engram.report.figures.style import (
 )
 from engram.report.layout import Table, number
 from engram.report.pairs import Pair, paper_value
-from engram.runs import metrics
+from engram.report.tables import final, label_heading
 from engram.runs.result import Result
 
 if TYPE_CHECKING:
@@ -34,37 +37,49 @@ ROW = 0.27  # inches
 
 
 def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
-    """A forest plot: what DHP adds to each method, in points of accuracy, with Student's 95% interval."""
+    """A forest plot: what DHP adds to each method, in points of accuracy, with Student's 95% interval.
+
+    Args:
+        pairs: those of one run, or of several benchmarks.
+        name: of the figure's files.
+
+    Example:
+        differences(pairs(read_run("runs/demo").results)).to_bytes("png")
+    """
     benchmarks = list(dict.fromkeys(pair.benchmark for pair in pairs))
     figure = new_figure(WIDTH, ROW * (len(pairs) + 1.4 * (len(benchmarks) > 1) * len(benchmarks)) + 1.3)
     axes = figure.subplots()
     rule(axes, x=0, strength=0.6)
-    places: list[float] = []
-    place = 0.0
+    positions: list[float] = []
+    position = 0.0
     last = None
     for pair in pairs:
         if len(benchmarks) > 1 and pair.benchmark != last:
             axes.annotate(
-                pair.benchmark, (0, place + 0.1), xycoords=("axes fraction", "data"), fontsize=SMALL, fontweight="bold"
+                pair.benchmark,
+                (0, position + 0.1),
+                xycoords=("axes fraction", "data"),
+                fontsize=SMALL,
+                fontweight="bold",
             )
-            place += 1
+            position += 1
         difference = pair.accuracy
-        colour = colour_of_method(pair.method)
-        axes.plot([100 * difference.low, 100 * difference.high], [place, place], color=colour, lw=1.6)
-        axes.plot([100 * difference.mean], [place], color=colour, **OURS)
+        colour = colour_of_method(pair.result.config.method)
+        axes.plot([100 * difference.low, 100 * difference.high], [position, position], color=colour, lw=1.6)
+        axes.plot([100 * difference.mean], [position], color=colour, **OURS)
         if pair.paper is not None:
-            axes.plot([pair.paper], [place], color=colour, **PAPER)
-        places.append(place)
-        place, last = place + 1, pair.benchmark
-    _rows(axes, places, [f"{pair.method} − {pair.baseline}" for pair in pairs])
+            axes.plot([pair.paper], [position], color=colour, **PAPER)
+        positions.append(position)
+        position, last = position + 1, pair.benchmark
+    _rows(axes, positions, [f"{pair.label} − {pair.baseline_label}" for pair in pairs])
     tidy(axes, "what DHP adds, points of accuracy")
     axes.tick_params(axis="y", length=0)
     legend_below(figure, _marks(_has_paper(pairs), "ours, with 95% interval"))
     rows: list[tuple[Cell, ...]] = [
         (
             p.benchmark,
-            p.method,
-            p.baseline,
+            p.label,
+            p.baseline_label,
             *(100 * value for value in (p.accuracy.mean, p.accuracy.low, p.accuracy.high)),
             p.accuracy.num_trials,
             "" if p.paper is None else p.paper,
@@ -87,42 +102,50 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
     )
 
 
-def paper_against_ours(results: Sequence[Result]) -> Drawing:
-    """Each method's final accuracy, ours with SEM and the paper's."""
+def paper_against_ours(results: Mapping[str, Result]) -> Drawing:
+    """The final accuracy of each label, ours with SEM beside the paper's.
+
+    Args:
+        results: the Results of one run, by label.
+
+    Example:
+        paper_against_ours(read_run("runs/paper").results).to_csv()
+    """
     figure = new_figure(WIDTH, ROW * len(results) + 1.2)
     axes = figure.subplots()
     rows: list[tuple[Cell, ...]] = []
     numbers = []
-    for place, result in enumerate(results):
-        ours, paper = metrics.estimate(result.average_accuracy[:, -1]), paper_value(result)
-        colour = colour_of(result)
-        rule(axes, y=place, strength=0.08)
-        axes.errorbar([100 * ours.mean], [place], xerr=[100 * ours.sem], color=colour, elinewidth=1.4, **OURS)
+    look = looks(results)
+    for position, (label, result) in enumerate(results.items()):
+        ours, paper = final(result), paper_value(result)
+        colour = look[label].colour
+        rule(axes, y=position, strength=0.08)
+        axes.errorbar([100 * ours.mean], [position], xerr=[100 * ours.sem], color=colour, elinewidth=1.4, **OURS)
         if paper is not None:
-            axes.plot([paper[0]], [place], color=colour, **PAPER)
+            axes.plot([paper[0]], [position], color=colour, **PAPER)
         theirs = paper[0] if paper is not None else ""
-        rows.append((result.config.method, 100 * ours.mean, 100 * ours.sem, ours.num_trials, theirs))
+        rows.append((label, 100 * ours.mean, 100 * ours.sem, ours.num_trials, theirs))
         gap = number(100 * ours.mean - paper[0], 2) if paper is not None else "–"
-        numbers.append((result.config.method, percent(ours), "–" if paper is None else f"{paper[0]:.2f}", gap))
-    _rows(axes, list(range(len(results))), [result.config.method for result in results])
+        numbers.append((label, percent(ours), "–" if paper is None else f"{paper[0]:.2f}", gap))
+    _rows(axes, list(range(len(results))), list(results))
     tidy(axes, "average accuracy after the last task, %")
     axes.tick_params(axis="y", length=0)
-    axes.set_title(f"{results[0].config.benchmark} ({results[0].config.dataset})", fontsize=MEDIUM)
+    axes.set_title(where_from(results), fontsize=MEDIUM)
     legend_below(figure, _marks(True, "ours, with SEM"))
     return Drawing(
         "paper",
         "The paper's numbers against ours",
         "After the last task. Filled: ours, with one standard error. Hollow: the paper's Table I.",
         figure,
-        ("method", "accuracy %", "SEM", "trials", "paper %"),
+        (label_heading(results), "accuracy %", "SEM", "trials", "paper %"),
         rows,
-        Table("Final average accuracy in %", ("method", "ours", "paper", "ours − paper"), numbers),
+        Table("Final average accuracy in %", (label_heading(results), "ours", "paper", "ours − paper"), numbers),
     )
 
 
-def _rows(axes: Axes, places: Sequence[float], labels: Sequence[str]) -> None:
-    axes.set_yticks(places, labels)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
+def _rows(axes: Axes, positions: Sequence[float], labels: Sequence[str]) -> None:
+    axes.set_yticks(positions, labels)
+    axes.set_ylim(positions[-1] + 0.6, -0.6)
     axes.spines["left"].set_visible(False)
 
 
@@ -147,4 +170,4 @@ def _in_words(pair: Pair, benchmarks: Sequence[str]) -> tuple[str, ...]:
     mean = "–" if e.mean != e.mean else f"{100 * e.mean:+.2f}"
     paper = "–" if pair.paper is None else f"{pair.paper:+.2f}"
     first = [pair.benchmark] if len(benchmarks) > 1 else []
-    return (*first, f"{pair.method} − {pair.baseline}", mean, interval, str(e.num_trials), paper)
+    return (*first, f"{pair.label} − {pair.baseline_label}", mean, interval, str(e.num_trials), paper)

@@ -1,45 +1,76 @@
-"""The tables of docs/reproduction.md, each a function of the sheets."""
+"""The tables of a reproduction: Table I beside the paper's, the claims, and those of docs/reproduction.md."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engram.common.errors import InputError, reason
 from engram.common.files import read_json
+from engram.config.methods import all_methods
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import CHOOSING, preset, title_of
 from engram.report.layout import Table, number
-from engram.report.pairs import Pair, baseline_of
-from engram.report.tables import with_error
+from engram.report.pairs import Pair, accuracy_difference, baseline_of, paper_value
+from engram.report.tables import final, final_accuracy, with_error
+from engram.reproduction.claims import claims
+from engram.reproduction.folder import Runs, missing_from_part
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
-from engram.reproduction.verdicts import FEWEST_PAIRS, Sheets, chance, judge, points, where
+from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics
-from engram.runs.result import DAMAGE, Result
+from engram.runs.format import DAMAGE
+from engram.runs.result import Result
 
 NEAR = 3  # points within which a baseline counts as the paper's
 
 
-def read_selection(results: Path) -> dict[str, Any]:
-    path = results / "selection.json"
-    if not path.exists():
-        return {}
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
-        raise InputError(f"{path} is not a selection of Engram, or is damaged")
-    return dict(content["benchmarks"])
+def accuracy_table(runs: Runs) -> Table:
+    """The paper's Table I with ours before it: methods down, benchmarks across."""
+
+    def cell(result: Result) -> str:
+        paper = paper_value(result)
+        return f"{final_accuracy(result)} / {'–' if paper is None else f'{paper[0]:.2f}'}"
+
+    return _across(runs, "Average accuracy in % after all tasks: ours ± SEM / the paper's", cell)
 
 
-def baseline_table(sheets: Sheets) -> Table:
+def transfer_table(runs: Runs) -> Table:
+    """BWT in the same shape."""
+
+    def cell(result: Result) -> str:
+        paper = paper_value(result)
+        return f"{number(metrics.estimate(result.bwt).mean, 3)} / {'–' if paper is None else f'{paper[1]:.2f}'}"
+
+    return _across(runs, "Backward transfer, below zero is forgetting: ours / the paper's", cell)
+
+
+def claims_table(runs: Runs) -> Table:
+    """What the paper says, and what these numbers say to it."""
+    rows = [(made.claim, made.verdict, made.sure, made.evidence) for made in claims(runs)]
+    return Table("The paper's claims", ("claim", "verdict", "how sure", "evidence"), rows)
+
+
+def _across(runs: Runs, title: str, cell: Callable[[Result], str]) -> Table:
+    columns = {name: runs[name, "table"].results for name in PAPER_BENCHMARKS if (name, "table") in runs}
+    methods = [method for method in all_methods() if any(method in results for results in columns.values())]
+    rows = [
+        (method, *(cell(results[method]) if method in results else "not run" for results in columns.values()))
+        for method in methods
+    ]
+    trials = (str(max(len(result.accuracy) for result in results.values())) for results in columns.values())
+    return Table(title, ("method", *(title_of(name) for name in columns)), [*rows, ("trials", *trials)])
+
+
+def baseline_table(runs: Runs) -> Table:
     """How far the methods without DHP are from the paper's."""
     rows = []
     for benchmark in PAPER_BENCHMARKS:
-        sheet = sheets.get((benchmark, "table"))
-        for method, result in {} if sheet is None or sheet.missing else sheet.entries.items():
+        run = runs.get((benchmark, "table"))
+        for method, result in {} if run is None or missing_from_part(run) else run.results.items():
             if not result.config.plastic:
-                accuracy = metrics.estimate(result.average_accuracy[:, -1])
+                accuracy = final(result)
                 distance = 100 * accuracy.mean - PAPER_RESULTS[benchmark][method][0]
                 near = "yes" if abs(distance) <= NEAR else "no"
                 last = metrics.estimate(result.latest_task[:, -1])
@@ -48,15 +79,10 @@ def baseline_table(sheets: Sheets) -> Table:
     return Table("The baselines, in points of accuracy", columns, rows)
 
 
-def to_the_left(table: Table) -> str:
-    """Of words, which read badly from the right."""
-    return table.to_markdown().replace("---:", "---")
-
-
 def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -> Table:
     rows = [
         (
-            f"{title_of(pair.benchmark)}: {pair.method}",
+            f"{title_of(pair.benchmark)}: {pair.label}",
             "–" if pair.paper is None else f"{pair.paper:+.2f}",
             points(pair.accuracy),
             f"{chance(pair.accuracy):.1g}" if pair.accuracy.num_trials >= FEWEST_PAIRS else "–",
@@ -70,29 +96,29 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
     return Table(title, ("", "paper", "ours, 95% interval", "p", "pairs", last), rows)
 
 
-def control_table(sheets: Sheets, benchmark: str) -> Table:
+def control_table(runs: Runs, benchmark: str) -> Table:
     """The steady trace against a constant one of its size, which lets the layer learn as fast and knows nothing."""
-    entries = sheets[benchmark, "study"].entries
+    results = runs[benchmark, "study"].results
     rows = []
     for method in PLASTIC:
-        steady = entries[f"steady trace: {method}"].average_accuracy[:, -1]
+        steady = results[f"steady trace: {method}"]
         name = baseline_of(method)
-        usual, control = (entries[f"{change}: {name}"].average_accuracy[:, -1] for change in (BASE, CONTROL))
-        differences = (metrics.paired_difference(*pair) for pair in ((control, usual), (steady, control)))
-        rows.append((name, *map(points, differences)))
+        usual, control = (results[f"{change}: {name}"] for change in (BASE, CONTROL))
+        gained = accuracy_difference(control, usual), accuracy_difference(steady, control)
+        rows.append((name, *map(points, gained)))
     columns = ("", "a constant trace adds to the baseline", "the steady trace adds to that")
     title = f"The control, {title_of(benchmark)} as in the study: points of accuracy, paired by trial"
     return Table(title, columns, rows)
 
 
-def worst_table(sheets: Sheets) -> Table:
+def worst_table(runs: Runs) -> Table:
     """A mean can hide a trial that went wrong: the lowest of all trials, with the steady trace and without."""
     rows = []
     for benchmark in PAPER_BENCHMARKS:
-        table, variant = (sheets.get((benchmark, part)) for part in ("table", "variant"))
-        for method, result in {} if table is None or variant is None else variant.entries.items():
+        table, variant = (runs.get((benchmark, part)) for part in ("table", "variant"))
+        for method, result in {} if table is None or variant is None else variant.results.items():
             assert table is not None
-            pair = (table.entries[baseline_of(method)], result)
+            pair = (table.results[baseline_of(method)], result)
             rows.append((f"{title_of(benchmark)}: {method}", *map(_worst, pair)))
     return Table("The worst trial, accuracy in %", ("", "without DHP", "with the steady trace"), rows)
 
@@ -101,11 +127,11 @@ def _worst(result: Result) -> str:
     return "diverged" if result.diverged else number(100 * float(result.average_accuracy[:, -1].min()), 2)
 
 
-def diverged_table(sheets: Sheets) -> Table:
+def diverged_table(runs: Runs) -> Table:
     """Where trials were lost: they are left out of every mean, and their pairs out of every difference."""
     rows = []
-    for (benchmark, part), sheet in sheets.items():
-        for method, result in sheet.entries.items() if part in ("table", "variant") else ():
+    for (benchmark, part), run in runs.items():
+        for method, result in run.results.items() if part in ("table", "variant") else ():
             if result.diverged:
                 lost = Counter(divergence.task + 1 for divergence in result.diverged)
                 where = ", ".join(f"{lost[task]} in task {task}" for task in sorted(lost))
@@ -116,45 +142,44 @@ def diverged_table(sheets: Sheets) -> Table:
     return Table("Trials that diverged", ("", "trials", "when"), rows)
 
 
-def sensitivity_table(sheets: Sheets) -> Table:
-    columns = [benchmark for benchmark in PAPER_BENCHMARKS if (benchmark, "sensitivity") in sheets]
-    labels = list(sheets[columns[0], "sensitivity"].entries)
+def sensitivity_table(runs: Runs) -> Table:
+    columns = [benchmark for benchmark in PAPER_BENCHMARKS if (benchmark, "sensitivity") in runs]
+    labels = list(runs[columns[0], "sensitivity"].results)
     rows = []
     for label in labels:
         cells = []
         for benchmark in columns:
-            accuracy = metrics.estimate(sheets[benchmark, "sensitivity"].entries[label].average_accuracy[:, -1])
-            cells.append(with_error(accuracy))
+            cells.append(with_error(final(runs[benchmark, "sensitivity"].results[label])))
         rows.append((label, *cells))
     title = "DHP alone, accuracy in % after all tasks ± SEM, five trials"
     return Table(title, ("initial value", *(title_of(benchmark) for benchmark in columns)), rows)
 
 
-def _grids(sheets: Sheets, benchmark: str) -> dict[str, dict[float, float]]:
+def _grids(runs: Runs, benchmark: str) -> dict[str, dict[float, float]]:
     """For each method the accuracy in % at each strength."""
     grids: dict[str, dict[float, float]] = {}
-    for result in sheets[benchmark, "strengths"].entries.values():
+    for result in runs[benchmark, "strengths"].results.values():
         assert result.config.strength is not None
         grids.setdefault(result.config.method, {})[result.config.strength] = 100 * float(result.average_accuracy[0, -1])
     return grids
 
 
-def grid_leads(sheets: Sheets, benchmark: str) -> tuple[int, int]:
+def grid_leads(runs: Runs, benchmark: str) -> tuple[int, int]:
     """In how many penalties DHP is ahead, each method at the best strength of its grid; and of how many."""
-    grids = _grids(sheets, benchmark)
+    grids = _grids(runs, benchmark)
     plastic = [method for method in grids if method.startswith("dhp+")]
     won = sum(max(grids[method].values()) > max(grids[baseline_of(method)].values()) for method in plastic)
     return won, len(plastic)
 
 
-def strength_tables(sheets: Sheets) -> list[Table]:
+def strength_tables(runs: Runs) -> list[Table]:
     """For each grid the best strength of each method, beside the paper's."""
     tables = []
     for benchmark in PAPER_BENCHMARKS:
-        if (benchmark, "strengths") not in sheets:
+        if (benchmark, "strengths") not in runs:
             continue
         rows = []
-        for method, grid in _grids(sheets, benchmark).items():
+        for method, grid in _grids(runs, benchmark).items():
             best = max(grid, key=lambda strength: grid[strength])
             edge = " (at the edge)" if best in (min(grid), max(grid)) else ""
             papers = preset(benchmark, method).strength
@@ -166,32 +191,26 @@ def strength_tables(sheets: Sheets) -> list[Table]:
     return tables
 
 
-def study_table(sheets: Sheets, benchmark: str) -> Table:
+def study_table(runs: Runs, benchmark: str) -> Table:
     """Changes down; for each method without DHP its accuracy, and what DHP adds to it with the same change."""
-    sheet = sheets[benchmark, "study"]
+    run = runs[benchmark, "study"]
     rows = []
     for change, made in changes_of(benchmark).items():
         cells = []
         for method in PLASTIC:
-            plastic = sheet.entries.get(f"{change}: {method}") or sheet.entries[f"{made.beside}: {method}"]
+            plastic = run.results.get(f"{change}: {method}") or run.results[f"{made.beside}: {method}"]
             name = baseline_of(method)
-            baseline = sheet.entries.get(f"{change}: {name}") or sheet.entries[f"{made.beside}: {name}"]
-            if f"{change}: {method}" not in sheet.entries and f"{change}: {name}" not in sheet.entries:
+            baseline = run.results.get(f"{change}: {name}") or run.results[f"{made.beside}: {name}"]
+            if f"{change}: {method}" not in run.results and f"{change}: {name}" not in run.results:
                 cells += ["", ""]
                 continue
-            gain = metrics.paired_difference(plastic.average_accuracy[:, -1], baseline.average_accuracy[:, -1])
-            ours = metrics.estimate(baseline.average_accuracy[:, -1])
-            cells += [number(100 * ours.mean, 2), points(gain)]
+            cells += [number(100 * final(baseline).mean, 2), points(accuracy_difference(plastic, baseline))]
         rows.append((change, *cells))
     columns = [word for method in PLASTIC for word in (baseline_of(method), "DHP adds")]
-    config = next(iter(sheet.entries.values())).config
-    models, trials = num_models(sheets, benchmark, "study"), f"{config.trials} trials, a seed of its own"
+    config = next(iter(run.results.values())).config
+    models, trials = run.num_models, f"{config.trials} trials, a seed of its own"
     title = f"{title_of(benchmark)}, {config.num_tasks} tasks: {models} networks, {trials}"
     return Table(title, ("change", *columns), rows)
-
-
-def num_models(sheets: Sheets, benchmark: str, part: str) -> int:
-    return sum(len(result.accuracy) for result in sheets[benchmark, part].entries.values())
 
 
 def selection_tables(results: Path) -> list[Table]:
@@ -224,29 +243,43 @@ def _selection_tables(selection: Mapping[str, Any]) -> list[Table]:
     return tables
 
 
-def data_table(sheets: Sheets) -> Table:
+def data_table(runs: Runs) -> Table:
     seen: dict[str, tuple[str, ...]] = {}
-    for sheet in sheets.values():
-        for record in sheet.about["data"]:
+    for run in runs.values():
+        for record in run.about["data"]:
             how = "the published files" if record["origin"] == "published" else "of the published form, other files"
             seen[record["name"]] = (record["name"], how, f"{record['train']:,} + {record['test']:,}")
     return Table("Data", ("dataset", "files", "training + test samples"), list(seen.values()))
 
 
-def times_table(sheets: Sheets) -> Table:
+def times_table(runs: Runs) -> Table:
+    """How long each run took, on what, and by which command."""
     rows = []
-    for (benchmark, part), sheet in sheets.items():
-        about = sheet.about
-        where = str(about.get("gpu") or f"{about['device']}, {about.get('threads')} threads")
-        rows.append(
-            (
-                f"{title_of(benchmark)}: {part}",
-                str(num_models(sheets, benchmark, part)),
-                f"{about['seconds']:.0f}",
-                where,
-            )
-        )
-    commands = dict.fromkeys(str(sheet.about["command"]) for sheet in sheets.values())
-    remarks = [f"{title_of(b)}, {part}: {s.about['note']}." for (b, part), s in sheets.items() if "note" in s.about]
+    for (benchmark, part), run in runs.items():
+        environment = run.about["environment"]
+        where = environment.get("gpu") or f"{environment['device']}, {environment.get('threads')} threads"
+        rows.append((f"{title_of(benchmark)}: {part}", str(run.num_models), f"{run.about['seconds']:.0f}", where))
+    commands = dict.fromkeys(str(run.about["command"]) for run in runs.values())
+    remarks = [f"{title_of(b)}, {part}: {run.about['note']}." for (b, part), run in runs.items() if "note" in run.about]
     notes = ("\n".join(["```", *commands, "```"]), *remarks)
-    return Table("Seconds of computing, of each part", ("part", "networks", "seconds", "on"), rows, notes)
+    return Table("Seconds of computing, of each run", ("run", "networks", "seconds", "on"), rows, notes)
+
+
+def read_selection(results: Path) -> dict[str, Any]:
+    path = results / "selection.json"
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("benchmarks"), dict):
+        raise InputError(f"{path} is not a selection of Engram, or is damaged")
+    return dict(content["benchmarks"])
+
+
+def num_selected(folder: Path) -> int:
+    """How many networks were trained to choose the form of the steady trace."""
+    return sum(
+        len(values)
+        for found in read_selection(folder).values()
+        for candidate in found["candidates"].values()
+        for values in candidate["accuracy"].values()
+    )

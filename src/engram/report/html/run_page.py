@@ -1,0 +1,245 @@
+"""The page of a run: its tables, its figures, how it was made, and what it lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from engram.config.methods import CUSTOM
+from engram.config.presets import changes_from_preset, title_of
+from engram.report.figures import Drawing, draw
+from engram.report.html.page import (
+    Html,
+    Section,
+    code,
+    facts,
+    figures,
+    heading,
+    notice,
+    render,
+    side_by_side,
+    table,
+)
+from engram.report.layout import Table, count
+from engram.report.pairs import baseline_label, has_paper_data, shown
+from engram.report.tables import diverged, final, tables_of, unfinished
+from engram.runs.result import Result
+from engram.runs.run import Run
+
+Results = Mapping[str, Result]
+NOT_SETTINGS = ("benchmark", "method")
+
+
+def run_page(run: Run) -> str:
+    """One page of all labels of a run.
+
+    Args:
+        run: a run that has results, finished or not.
+
+    Example:
+        Path("report.html").write_text(run_page(read_run("runs/demo")), encoding="utf-8")
+    """
+    missing = missing_from_run(run)
+    config = next(iter(run.configs.values()))
+    sections = [
+        Section("results", "Results", table_blocks(run.results, missing)),
+        Section("figures", "Figures", [figures(draw(run.results), "figure")]),
+        Section("settings", "Settings and versions", made_with(run)),
+    ]
+    return render(
+        "Engram, report of a run",
+        title_of(config.benchmark),
+        f"How well each method still knows {_tasks(run.results)} of {config.dataset} after learning them in turn.",
+        [facts(_facts(run)), notice("What is missing", missing)],
+        sections,
+    )
+
+
+def runs_page(title: str, runs: Mapping[str, Run]) -> str:
+    """One page of several runs, a section each.
+
+    Args:
+        title: of the page.
+        runs: the runs by name, such as `open_runs` returns for a folder of runs; at least one has results.
+
+    Example:
+        runs_page("runs", open_runs("runs"))
+    """
+    with_results = {name: run for name, run in runs.items() if run.results}
+    empty = [f"{name} has no results yet." for name in runs if name not in with_results]
+    sections = []
+    for k, (name, run) in enumerate(with_results.items(), start=1):
+        missing = missing_from_run(run)
+        blocks = [notice("What is missing", missing), *table_blocks(run.results, missing)]
+        blocks += [figures(draw(run.results), f"run-{k}"), *made_with(run)]
+        sections.append(Section(f"run-{k}", name, blocks))
+    lead = f"{count(len(with_results), 'run')}: how well each method still knows its tasks after learning them in turn."
+    opening = [facts({"runs": str(len(runs))}), notice("What is missing", empty)]
+    return render("Engram, report of several runs", title, lead, opening, sections)
+
+
+def table_blocks(results: Results, said: Sequence[str] = ()) -> list[Html]:
+    """All tables of a run, as blocks of a page. Notes that the page has `said` already are not repeated."""
+    first, *others = tables_of(results)
+    notes = tuple(note for note in first.notes if note not in said)
+    return [table(made) for made in (dataclasses.replace(first, notes=notes), *others)]
+
+
+def made_with(run: Run, drawings: Sequence[Drawing] = ()) -> list[Html]:
+    """The command, settings, data and versions of a run, as blocks of a page."""
+    blocks = [heading("The command"), code(str(run.about["command"]))] if run.about.get("command") else []
+    made = (data_table(run.about), versions_table(run.about))
+    beside = [table(content, "words") for content in made if content is not None]
+    return [*blocks, side_by_side([table(settings_table(run.results), "words")], beside)]
+
+
+def missing_from_run(run: Run) -> list[str]:
+    """What a reader might look for in a run and not find, in sentences."""
+    sentences = [] if run.finished else [f"The run is not finished: resume it with `engram run --resume {run.path}`."]
+    sentences += [f"{label}: {problem}." for label, problem in run.problems.items()]
+    sentences += [
+        f"{label}: no trials so far."
+        for label in run.configs
+        if run.state(label) == "unfinished" and label not in run.results
+    ]
+    return sentences + missing_from(run.results)
+
+
+def missing_from(results: Results) -> list[str]:
+    """What a reader might look for in results and not find, in sentences."""
+    sentences = unfinished(results)
+    sentences += [
+        f"{label}: {result.tasks_learned} of {result.config.num_tasks} tasks learned so far."
+        for label, result in results.items()
+        if result.tasks_learned < result.config.num_tasks
+    ]
+    sentences += diverged(results)
+    plastic = {label: result for label, result in results.items() if result.config.plastic}
+    baselines = {label: baseline_label(label, result) for label, result in plastic.items()}
+    sentences += [
+        f"{other} was not run, so {label} has no pair."
+        for label, other in baselines.items()
+        if other is not None and other not in results
+    ]
+    sentences += [f"{label}: no dynamics were saved." for label, result in plastic.items() if not result.dynamics]
+    if not plastic:
+        sentences.append("No method with DHP was run, so there are no differences and no dynamics of the trace.")
+    if all(len(result.accuracy) == 1 for result in results.values()):
+        sentences.append("There is only one trial, so there are no standard errors and no intervals.")
+    if all(result.config.num_tasks == 1 for result in results.values()):
+        sentences.append("There is only one task, so there is no forgetting to measure, and BWT is empty.")
+    config = next(iter(results.values())).config
+    if config.benchmark != CUSTOM and not any(map(has_paper_data, results.values())):
+        tasks = f"{config.benchmark} with {_tasks(results)} of {config.dataset}"
+        sentences.append(f"The paper has no numbers for {tasks}, so there are none beside ours.")
+    return sentences
+
+
+def settings_table(results: Results, title: str = "Settings") -> Table:
+    """Every setting, with the preset's value where it was changed; a value that not all labels share names them."""
+    configs = {label: result.config for label, result in results.items()}
+    changes = {label: changes_from_preset(config) for label, config in configs.items()}
+    rows = []
+    for name in next(iter(configs.values())).to_dict():
+        if name not in NOT_SETTINGS:
+            here = _gather((label, config.to_dict()[name]) for label, config in configs.items())
+            usual = _gather((label, changed[name][1]) for label, changed in changes.items() if name in changed)
+            rows.append((name, here, usual))
+    if not any(usual for _, _, usual in rows):
+        return Table(title, ("setting", "value"), [row[:2] for row in rows])
+    return Table(title, ("setting", "value", "the preset's, where changed"), rows)
+
+
+def changes_table(results: Results, title: str = "Settings that are not the preset's") -> Table | None:
+    """The settings that were changed, and the preset's values; None if there are none."""
+    rows = [row for row in settings_table(results).rows if len(row) == 3 and row[2]]
+    return Table(title, ("setting", "value", "the preset's"), rows) if rows else None
+
+
+def versions_table(about: Mapping[str, Any], title: str = "Versions") -> Table | None:
+    """What the numbers may depend on besides settings; None where it was not saved."""
+    found: dict[str, str] = {}
+    for part in ("versions", "environment", "runtime"):
+        content = about.get(part)
+        for name, value in content.items() if isinstance(content, dict) else ():
+            if value is not None:
+                found.setdefault(str(name), str(value))
+    return Table(title, ("what", "version"), list(found.items())) if found else None
+
+
+def data_table(about: Mapping[str, Any], title: str = "Data") -> Table | None:
+    """Which files the tasks were made of, and whether they are the published ones; None where it was not saved."""
+    words = {"published": "the published files", "structure": "other files of the same form"}
+    rows = [
+        (
+            str(record["name"]),
+            words.get(record["origin"], str(record["origin"])),
+            f"{record['train']} + {record['test']}",
+        )
+        for record in about.get("data", ())
+    ]
+    return Table(title, ("dataset", "files", "training + test samples"), rows) if rows else None
+
+
+def device_of(about: Mapping[str, Any]) -> str:
+    """The GPU, or else the kind of device; empty where it was not saved."""
+    environment, runtime = (about.get(name) for name in ("environment", "runtime"))
+    gpu = environment.get("gpu") if isinstance(environment, dict) else None
+    device = runtime.get("device") if isinstance(runtime, dict) else None
+    return str(gpu or device or "")
+
+
+def time_taken(about: Mapping[str, Any]) -> str:
+    """From start to finish, in words; empty where it was not saved, or the clock was set back meanwhile."""
+    try:
+        taken = datetime.fromisoformat(about["finished"]) - datetime.fromisoformat(about["started"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return in_words(taken.total_seconds()) if taken.total_seconds() >= 0 else ""
+
+
+def in_words(seconds: float) -> str:
+    """A duration in words: `in_words(300)` is "5 min"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _facts(run: Run) -> dict[str, str]:
+    results = run.results
+    means = {label: final(result).mean for label, result in results.items()}
+    measured = {label: mean for label, mean in means.items() if not math.isnan(mean)}
+    found = {
+        "methods": str(len({result.config.method for result in results.values()})),
+        "trials": str(max(len(result.accuracy) for result in results.values())),
+        "tasks": str(max(result.config.num_tasks for result in results.values())),
+    }
+    if measured:
+        best = max(measured, key=lambda label: measured[label])
+        found[f"highest: {best}"] = f"{100 * measured[best]:.1f}%"
+    if device := device_of(run.about):
+        found["device"] = device
+    if taken := time_taken(run.about):
+        found["time"] = taken
+    return found
+
+
+def _tasks(results: Results) -> str:
+    numbers = sorted({result.config.num_tasks for result in results.values()})
+    if len(numbers) > 1:
+        return f"{numbers[0]} to {numbers[-1]} tasks"
+    return "one task" if numbers == [1] else f"{numbers[0]} tasks"
+
+
+def _gather(values: Iterable[tuple[str, Any]]) -> str:
+    """One value if all labels have it, else each with its labels."""
+    by_value: dict[str, list[str]] = {}
+    for label, value in values:
+        by_value.setdefault(shown(value), []).append(label)
+    if len(by_value) <= 1:
+        return "".join(by_value)
+    return "; ".join(f"{value} ({', '.join(dict.fromkeys(labels))})" for value, labels in by_value.items())
