@@ -1,0 +1,170 @@
+"""What a reproduction runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engram import InputError, preset
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
+from engram.config.presets import STEADY
+from engram.reproduction import plan as planning
+from engram.reproduction.plan import ETAS, GRIDS, NOT_RUN, Part, plan
+from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
+from engram.runs.experiment import check_shared
+
+PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
+FREE = ("finetune", "dhp")  # of any penalty
+
+
+def parts_of(name: str, **options: Any) -> dict[str, Part]:
+    return {part.benchmark: part for part in plan(parts=[name], **options)}
+
+
+# --- the plan
+
+
+def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first() -> None:
+    everything = plan()
+    assert [part.name for part in everything] == sorted((p.name for p in everything), key=list(PARTS).index)
+    expected = {(b, p) for b in PAPER_BENCHMARKS for p in PARTS} - NOT_RUN
+    assert {(part.benchmark, part.name) for part in everything} == expected
+    assert len(everything) == len(expected)
+    for part in everything:
+        assert {config.benchmark for config in part.configs.values()} == {part.benchmark}
+
+
+def test_the_table_is_the_paper_s_eight_methods_ten_trials_and_four_benchmarks() -> None:
+    tables = parts_of("table")
+    assert tuple(tables) == PAPER_BENCHMARKS
+    for benchmark, part in tables.items():
+        assert tuple(part.configs) == PAPER_METHODS
+        assert part.num_models == 80
+        for method, config in part.configs.items():
+            assert config == preset(benchmark, method)
+            assert (config.trials, config.examine, config.seed) == (10, "test", 0)
+
+
+def test_the_variant_is_the_steady_trace_in_the_trials_of_the_table() -> None:
+    variants = parts_of("variant")
+    assert tuple(variants) == PAPER_BENCHMARKS
+    for benchmark, part in variants.items():
+        assert tuple(part.configs) == PLASTIC
+        for method, config in part.configs.items():
+            assert config == preset(benchmark, method).replace(**STEADY)
+            check_shared([config, preset(benchmark, method)])
+
+
+def test_the_sensitivity_is_of_five_etas_five_trials_each_on_three_benchmarks() -> None:
+    parts = parts_of("sensitivity")
+    assert tuple(parts) == ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist")
+    for benchmark, part in parts.items():
+        assert part.num_models == 25
+        assert sorted(config.eta for config in part.configs.values()) == sorted(ETAS)
+        for label, config in part.configs.items():
+            assert label == f"η {config.eta:g}"
+            assert config == preset(benchmark, "dhp", eta=config.eta, trials=5)
+
+
+def test_the_grids_hold_the_paper_s_strengths_and_never_see_what_a_result_is_from() -> None:
+    parts = parts_of("strengths")
+    assert tuple(parts) == ("permuted-mnist", "split-mnist")
+    for benchmark, part in parts.items():
+        tried: dict[str, list[float]] = {}
+        for label, config in part.configs.items():
+            assert label == f"{config.method} {config.strength:g}"
+            assert (config.trials, config.examine) == (1, "validation")
+            assert config.seed != preset(benchmark, "si").seed
+            tried.setdefault(config.method, []).append(config.strength)
+        for penalty, grid in GRIDS[benchmark].items():
+            assert preset(benchmark, penalty).strength in grid
+            assert tried[penalty] == tried[f"dhp+{penalty}"] == list(grid)
+        assert len(tried) == 6
+
+
+QUESTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "inputs standardised": ({"input_mean": 0.1307, "input_std": 0.3081}, PAPER_METHODS),
+    "He's initialisation": ({"initialisation": "he"}, PAPER_METHODS),
+    "LeakyReLU slope 0.3": ({"leaky_slope": 0.3}, PAPER_METHODS),
+    "η unbounded": ({"eta_range": "unbounded"}, PLASTIC),
+    "no gradient through the trace": ({"trace_gradient": False}, PLASTIC),
+    "α regularised too": ({"regularize_alpha": True}, PLASTIC[1:]),
+    "penalty by its gradient": ({"penalty_step": "gradient"}, tuple(m for m in PAPER_METHODS if m not in FREE)),
+    "Fisher of sampled labels": ({"fisher_labels": "sampled"}, ("online-ewc", "dhp+online-ewc")),
+    "exact Fisher": ({"fisher_labels": "exact"}, ("online-ewc", "dhp+online-ewc")),
+    "γ = 0.9": ({"gamma": 0.9}, ("online-ewc", "dhp+online-ewc")),
+    "plain baseline": ({"baseline_head": "plain"}, tuple(m for m in PAPER_METHODS if m not in PLASTIC)),
+    "uniform plasticity": ({"alpha": "uniform"}, PLASTIC),
+    "steady trace": (STEADY, PLASTIC),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", ["permuted-mnist", "split-mnist"])
+def test_the_study_varies_one_thing_at_a_time(benchmark: str) -> None:
+    configs = parts_of("study")[benchmark].configs
+    base = {method: configs[f"{BASE}: {method}"] for method in PAPER_METHODS}
+    for method, config in base.items():
+        usual = preset(benchmark, method, trials=STUDY_TRIALS, seed=1)
+        assert config == (usual if benchmark == "split-mnist" else usual.replace(**PERMUTED))
+        assert config.seed != preset(benchmark, method).seed, "other trials than the table's"
+    masks = {"masks in evaluation only": ({"mask_training": False}, PAPER_METHODS)}
+    questions = QUESTIONS | masks
+    if benchmark != "split-mnist":
+        questions = {name: QUESTIONS[name] for name in QUESTIONS if name in PERMUTED_CHANGES}
+    assert len(questions) > 8
+    for name, (settings, methods) in questions.items():
+        asked = {label.rpartition(": ")[2]: c for label, c in configs.items() if label.rpartition(": ")[0] == name}
+        assert tuple(asked) == methods, name
+        for method, config in asked.items():
+            assert config == base[method].replace(**settings), name
+
+
+def test_the_study_varies_the_epochs() -> None:
+    configs = parts_of("study")["split-mnist"].configs
+    assert configs["a quarter of the epochs: si"].epochs == 2
+    assert configs["twice the epochs: si"].epochs == 20
+
+
+def test_every_change_of_the_study_changes_something_and_no_two_are_the_same() -> None:
+    configs = parts_of("study")["split-mnist"].configs
+    assert {name for name, change in CHANGES.items() if not change.settings} == {BASE}
+    assert len({repr(config) for config in configs.values()}) == len(configs)
+
+
+def test_a_quick_plan_asks_the_same_of_less() -> None:
+    whole, quick = plan(), plan(quick=True)
+    assert [(p.name, p.benchmark, list(p.configs)) for p in quick] == [
+        (p.name, p.benchmark, list(p.configs)) for p in whole
+    ]
+    for part in quick:
+        for config in part.configs.values():
+            assert config.trials <= 2
+            assert config.epochs == 1
+            assert config.max_samples is not None
+            assert config.max_samples <= 5000
+            assert config.dataset in ("mnist-small", "five-datasets"), "nothing to download but for the mixture"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"benchmarks": ["splitmnist"]}, "no benchmark 'splitmnist' (did you mean split-mnist?)"),
+        ({"benchmarks": ["custom"]}, "no benchmark 'custom'"),
+        ({"parts": ["tables"]}, "no part 'tables' (did you mean table?)"),
+    ],
+)
+def test_an_unknown_benchmark_or_part_is_one_sentence(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        plan(**given)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(("quick", "most", "trials"), [(True, None, 2), (True, 1, 1), (True, 7, 2), (False, 4, 4)])
+def test_there_are_no_more_trials_than_asked_for(quick: bool, most: int | None, trials: int) -> None:
+    (part,) = plan(["split-mnist"], ["table"], quick, most)
+    assert {config.trials for config in part.configs.values()} == {trials}
+
+
+def test_quick_has_settings_for_every_benchmark() -> None:
+    assert tuple(planning.QUICK) == PAPER_BENCHMARKS
