@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import SkipTest
 
 import numpy as np
@@ -28,10 +29,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import engram.sklearn.classifier
+from builders import assert_tensors_equal
 from engram import InputError
 from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
-from engram.sklearn.reservoir import Reservoir
+from engram.sklearn.learner import ContinualLearner, Reservoir, make_config
 
 SMALL = {"hidden": (8,), "batch_size": 4, "memory_size": 10, "epochs": 3, "random_state": 0}
 FEATURES = 3
@@ -60,11 +62,9 @@ def tensors_of(classifier: ContinualClassifier) -> dict[str, torch.Tensor]:
     return {**learner.model.state_dict(), **learner.penalty.state_dict(), **held}
 
 
-def assert_same(one: ContinualClassifier, other: ContinualClassifier) -> None:
+def assert_classifiers_equal(one: ContinualClassifier, other: ContinualClassifier) -> None:
     assert one.classes_.tolist() == other.classes_.tolist()
-    ours, theirs = tensors_of(one), tensors_of(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert_tensors_equal(tensors_of(one), tensors_of(other))
 
 
 # --- scikit-learn's own word ----------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_it_works_inside_pipelines_searches_and_cross_validation() -> None:
         copied.predict(X)
 
 
-def test_scikit_learn_is_asked_for_only_where_it_is_used() -> None:
+def test_scikit_learn_is_needed_only_by_engram_sklearn() -> None:
     code = (
         "import engram, sys; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None; import engram.sklearn"
     )
@@ -111,9 +111,23 @@ def test_scikit_learn_is_asked_for_only_where_it_is_used() -> None:
     assert told.endswith("ImportError: scikit-learn is not installed: pip install 'engram-cl[sklearn]'\n")
 
 
-def test_the_example_in_its_docstring() -> None:
-    assert doctest.testmod(engram.sklearn.classifier).attempted == 3
-    assert doctest.testmod(engram.sklearn.classifier).failed == 0
+def test_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    X, y = [[0.0], [1.0]], ["cold", "warm"]
+    given = {"classifier": ContinualClassifier(random_state=0).partial_fit(X, y, task="winter"), "X": X, "y": y}
+    found = doctest.testmod(engram.sklearn.classifier, extraglobs=given)
+    assert (found.attempted, found.failed) == (12, 0)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e6])
+def test_gradients_of_unscaled_features_are_clipped_to_norm_one(scale: float) -> None:
+    """So the first step, plain SGD, moves the weights by exactly the learning rate."""
+    config = make_config(ContinualClassifier(method="finetune", hidden=(8,)).get_params(), seed=0)
+    learner = ContinualLearner(config, 2, 2, torch.device("cpu"), masked=True, memory_size=1)
+    before = {name: theta.detach().clone() for name, theta in learner.model.named_parameters()}
+    learner.learn(scale * torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor([0, 1]), epochs=1)
+    moved = [(theta.detach() - before[name]).square().sum() for name, theta in learner.model.named_parameters()]
+    assert torch.stack(moved).sum().sqrt().item() == pytest.approx(config.learning_rate, rel=1e-3)
 
 
 # --- partial_fit: whatever comes ------------------------------------------------------------------------------------
@@ -158,7 +172,7 @@ def test_the_order_within_one_batch_does_not_matter(order, method: str) -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from(["dhp+si", "dhp+online-ewc"]))
 @settings(deadline=None, max_examples=15)
-def test_what_is_remembered_of_a_task_does_not_depend_on_how_it_is_cut(cuts, method: str) -> None:
+def test_importances_do_not_depend_on_how_a_task_is_split_into_calls(cuts, method: str) -> None:
     """With a learning rate too small to matter, samples one at a time and in batches leave the same memory."""
     X, y = blobs([0, 1], sum(cuts) + 10)
     setting = {**SMALL, "learning_rate": 1e-30, "method": method}
@@ -173,7 +187,7 @@ def test_what_is_remembered_of_a_task_does_not_depend_on_how_it_is_cut(cuts, met
         assert one is other is None or torch.equal(one, other)
 
 
-def test_the_memory_is_a_fair_draw() -> None:
+def test_memory_is_a_uniform_sample() -> None:
     """Each of 40 samples is among 10 with probability 1/4: over 300 seeds 75 times, with a deviation of 7.5."""
     counts = np.zeros(40)
     for seed in range(300):
@@ -209,32 +223,32 @@ def test_types_of_numbers_do_not_matter(method: str) -> None:
     made = [ContinualClassifier(method=method, **SMALL) for _ in range(4)]
     for classifier, kind in zip(made, (np.float64, np.float32, np.int64, np.int8), strict=True):
         classifier.partial_fit(X.astype(kind), y, task=1).partial_fit(X.astype(kind), y, task=2)
-        assert_same(classifier, made[0])
+        assert_classifiers_equal(classifier, made[0])
         np.testing.assert_array_equal(classifier.predict_proba(X.astype(kind)), made[0].predict_proba(X))
 
 
-def test_arrays_may_lie_in_memory_as_they_like() -> None:
+def test_memory_layout_of_arrays_does_not_matter() -> None:
     X, y = blobs([0, 1])
     X = X.astype(np.float32)
     expected = ContinualClassifier(**SMALL).partial_fit(X, y)
     locked = X.copy()
     locked.flags.writeable = False
     for same in (np.asfortranarray(X), locked, X[::-1].copy()[::-1], X.astype(">f4"), X.tolist()):
-        assert_same(ContinualClassifier(**SMALL).partial_fit(same, y), expected)
+        assert_classifiers_equal(ContinualClassifier(**SMALL).partial_fit(same, y), expected)
         np.testing.assert_array_equal(expected.predict(same), expected.predict(X))
 
 
-def test_the_same_seed_gives_the_same_and_another_another() -> None:
+def test_equal_seeds_give_equal_networks() -> None:
     X, y = blobs([0, 1, 2])
     make = [ContinualClassifier(**{**SMALL, "random_state": seed}).partial_fit(X, y) for seed in (1, 1, 2)]
     state = torch.get_rng_state()
-    assert_same(make[0], make[1])
+    assert_classifiers_equal(make[0], make[1])
     assert not np.array_equal(make[0].predict_proba(X), make[2].predict_proba(X))
     make[0].partial_fit(X, y + 3)
     assert torch.equal(torch.get_rng_state(), state), "PyTorch's own generator is left alone"
 
 
-def test_threads_learn_what_one_learns_alone() -> None:
+def test_threads_do_not_disturb_each_other() -> None:
     X, y = blobs([0, 1])
 
     def learned(seed: int) -> ContinualClassifier:
@@ -253,7 +267,7 @@ def test_threads_learn_what_one_learns_alone() -> None:
     finally:
         sys.setswitchinterval(before)
     for one, other in zip(alone, together, strict=True):
-        assert_same(one, other)
+        assert_classifiers_equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -261,7 +275,7 @@ def test_fit_starts_afresh() -> None:
     X, y = blobs([0, 1, 2])
     used = ContinualClassifier(**SMALL).partial_fit(X, y + 7, task="old")
     used.fit(X, y)
-    assert_same(used, ContinualClassifier(**SMALL).fit(X, y))
+    assert_classifiers_equal(used, ContinualClassifier(**SMALL).fit(X, y))
     assert used.tasks_ == {}
 
 
@@ -308,7 +322,7 @@ def test_a_task_is_consolidated_when_its_label_changes() -> None:
     assert set(classifier.tasks_) == {"a", "b", 2}
 
 
-def test_without_labels_a_call_of_new_classes_alone_begins_a_task() -> None:
+def test_call_with_only_new_classes_starts_a_task_where_none_is_named() -> None:
     classifier = ContinualClassifier(method="ewc", **SMALL)
     classifier.partial_fit(*blobs([0, 1], 3))
     classifier.partial_fit(*blobs([2, 3], 3))
@@ -360,13 +374,13 @@ def test_a_task_restricts_the_prediction_to_its_classes() -> None:
         ([[1.0, float("inf")]], [0], {}, "infinity"),
         ([[1.0, 2.0]], [0, 1], {}, "inconsistent numbers"),
         ([[1.0, 2.0]] * 3, [0.1, 0.2, 0.3], {}, "continuous"),
-        ([[1.0, 2.0]], [0], {"task": ["a"]}, r"hashable, not \['a'\]"),
-        ([[1.0, 2.0]], [0], {"task": float("nan")}, "a task cannot be named NaN"),
-        ([[1.0, 2.0]], ["a"], {"classes": []}, "y holds 'a', and classes is empty"),
-        ([[1.0, 2.0]], ["a"], {"classes": [1, 2]}, "labels must be of one kind: 1 is among the numbers, and a among"),
+        ([[1.0, 2.0]], [0], {"task": ["a"]}, r"hashable value, not \['a'\]"),
+        ([[1.0, 2.0]], [0], {"task": float("nan")}, "NaN cannot be the name of a task"),
+        ([[1.0, 2.0]], ["a"], {"classes": []}, "y holds 'a', but classes is empty"),
+        ([[1.0, 2.0]], ["a"], {"classes": [1, 2]}, "labels must be of one kind: 1 is one of the numbers, and a one"),
     ],
 )
-def test_samples_that_cannot_be_learned(X, y, options, message: str) -> None:
+def test_impossible_samples_are_refused(X, y, options, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         ContinualClassifier(**SMALL).partial_fit(X, y, **options)
 
@@ -386,7 +400,7 @@ def test_samples_that_cannot_be_learned(X, y, options, message: str) -> None:
         ({"device": "abacus"}, "there is no device 'abacus' here"),
     ],
 )
-def test_parameters_that_cannot_be(change, message: str) -> None:
+def test_impossible_parameters_are_refused(change, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ContinualClassifier(**{**SMALL, **change}).partial_fit(*blobs([0, 1]))
 
@@ -398,7 +412,7 @@ def test_what_does_not_fit_what_was_learned_is_refused_and_changes_nothing() -> 
     for bad in (lambda: classifier.partial_fit(X[:, :2], y), lambda: classifier.predict(X[:, :2])):
         with pytest.raises(ValueError, match="X has 2 features"):
             bad()
-    with pytest.raises(ValueError, match="labels must be of one kind: 0 is among the numbers, and 0 among the text"):
+    with pytest.raises(ValueError, match="labels must be of one kind: 0 is one of the numbers, and 0 one of the text"):
         classifier.partial_fit(X, y.astype(str), task="new")
     after = tensors_of(classifier)
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
@@ -439,7 +453,7 @@ def test_a_call_that_fails_leaves_everything_as_it_was() -> None:
 def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarray) -> None:
     X = np.eye(2, FEATURES)
     classifier = ContinualClassifier(**SMALL).partial_fit(X, known)
-    told = r"labels of the types \w+ and \w+ cannot be told apart exactly: \d+ would become"
+    told = r"labels of the types \w+ and \w+ cannot be compared exactly: \d+ would become"
     with pytest.raises(InputError, match=told):
         classifier.partial_fit(X, later)
     with pytest.raises(InputError, match=told):
@@ -451,7 +465,7 @@ def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarra
     assert small.classes_.tolist() == [1, 2, 3], "those that stay apart are taken"
 
 
-def test_divergence_is_told_with_a_remedy() -> None:
+def test_divergence_names_a_remedy() -> None:
     X, y = blobs([0, 1, 2])
     with pytest.raises(ValueError, match=r"diverged with a learning_rate of 1e\+30: scale the features"):
         ContinualClassifier(**{**SMALL, "learning_rate": 1e30}).fit(X, y)

@@ -19,12 +19,13 @@ from engram import InputError
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
+from engram.sklearn.files import FORMAT
 
-KEPT = Path(__file__).parents[1] / "integrations" / "files" / "classifier-1.safetensors"
+SAVED = Path(__file__).parents[1] / "integrations" / "files" / "classifier-1.safetensors"
 SMALL = {"hidden": (4,), "batch_size": 4, "memory_size": 6, "epochs": 2, "random_state": 0}
-# What the kept file was made from, and the class and probability that it gave for each of these samples then.
-KEPT_X = np.linspace(-1, 1, 12).reshape(4, 3)
-KEPT_CLASSES = ["ant", "bee", "cat"]
+# What the saved file was trained on, and the class and probability that it gave for each of these samples then.
+SAVED_X = np.linspace(-1, 1, 12).reshape(4, 3)
+SAVED_CLASSES = ["ant", "bee", "cat"]
 
 
 def samples(classes, num_samples: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -38,14 +39,14 @@ def tensors_of(classifier: ContinualClassifier) -> list[torch.Tensor]:
     return [*learner.model.state_dict().values(), *learner.penalty.state_dict().values(), *held]
 
 
-def go_on(classifier: ContinualClassifier, classes: np.ndarray) -> ContinualClassifier:
+def continue_learning(classifier: ContinualClassifier, classes: np.ndarray) -> ContinualClassifier:
     """Some more of the current task, a task of a new class, and the old task again."""
     classifier.partial_fit(*samples(classes, seed=2), task=classifier._task)
     classifier.partial_fit(*samples(classes, seed=3), task="another")
     return classifier.partial_fit(*samples(classes[:1], seed=4), task=1)
 
 
-def assert_same(one: ContinualClassifier, other: ContinualClassifier) -> None:
+def assert_classifiers_equal(one: ContinualClassifier, other: ContinualClassifier) -> None:
     assert one.classes_.tolist() == other.classes_.tolist()
     assert one.classes_.dtype == other.classes_.dtype
     assert one._task_rows == other._task_rows
@@ -64,16 +65,16 @@ def assert_same(one: ContinualClassifier, other: ContinualClassifier) -> None:
     ),
 )  # fmt: skip
 @settings(deadline=None, max_examples=15)
-def test_it_goes_on_as_if_it_had_never_been_saved(method: str, steady: bool, classes: np.ndarray) -> None:
+def test_loaded_classifier_learns_like_one_never_saved(method: str, steady: bool, classes: np.ndarray) -> None:
     classifier = ContinualClassifier(method=method, steady=steady, **SMALL)
     classifier.fit(*samples(classes), task=1).partial_fit(*samples(classes, seed=1), task=2)
-    for again in (through_a_file(classifier), pickle.loads(pickle.dumps(classifier))):
-        assert_same(again, classifier)
+    for again in (saved_and_loaded(classifier), pickle.loads(pickle.dumps(classifier))):
+        assert_classifiers_equal(again, classifier)
         ours, theirs = pickle.loads(pickle.dumps(classifier)), again
-        assert_same(go_on(ours, classes), go_on(theirs, classes))
+        assert_classifiers_equal(continue_learning(ours, classes), continue_learning(theirs, classes))
 
 
-def through_a_file(classifier: ContinualClassifier) -> ContinualClassifier:
+def saved_and_loaded(classifier: ContinualClassifier) -> ContinualClassifier:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         classifier.save(path)
@@ -84,9 +85,9 @@ def test_parameters_names_and_joblib(tmp_path: Path) -> None:
     classifier = ContinualClassifier(**{**SMALL, "hidden": [4], "strength": np.float64(2), "masked": False})
     classifier.fit(*samples([0, 1]), task=1)
     joblib.dump(classifier, tmp_path / "joblib")
-    assert_same(joblib.load(tmp_path / "joblib"), classifier)
+    assert_classifiers_equal(joblib.load(tmp_path / "joblib"), classifier)
     classifier.feature_names_in_ = np.array(["length", "width", "height"], dtype=object)
-    classifier.set_params(memory_size=99)  # which counts from the next fit on
+    classifier.set_params(memory_size=99)  # takes effect at the next fit
     classifier.save(tmp_path / "model")
     again = ContinualClassifier.load(tmp_path / "model", device="auto")
     assert again.get_params() == {**classifier.get_params(), "hidden": (4,), "device": "auto"}
@@ -94,25 +95,25 @@ def test_parameters_names_and_joblib(tmp_path: Path) -> None:
     assert (again.learner_.masked, again.learner_.memory_size) == (False, 6)
 
 
-def test_a_file_of_the_first_format_still_loads() -> None:
-    classifier = ContinualClassifier.load(KEPT)
-    assert classifier.classes_.tolist() == KEPT_CLASSES
+def test_file_of_format_1_still_loads() -> None:
+    classifier = ContinualClassifier.load(SAVED)
+    assert classifier.classes_.tolist() == SAVED_CLASSES
     assert {task: classes.tolist() for task, classes in classifier.tasks_.items()} == {
         "first": ["bee", "cat"],
         "second": ["ant", "cat"],
     }
-    expected = json.loads(KEPT.with_suffix(".json").read_text())
-    np.testing.assert_allclose(classifier.predict_proba(KEPT_X), expected["all"], rtol=1e-9)
-    np.testing.assert_allclose(classifier.predict_proba(KEPT_X, task="first"), expected["first"], rtol=1e-9)
-    classifier.partial_fit(KEPT_X, ["ant", "bee", "cat", "dog"], task="third")
+    expected = json.loads(SAVED.with_suffix(".json").read_text())
+    np.testing.assert_allclose(classifier.predict_proba(SAVED_X), expected["all"], rtol=1e-9)
+    np.testing.assert_allclose(classifier.predict_proba(SAVED_X, task="first"), expected["first"], rtol=1e-9)
+    classifier.partial_fit(SAVED_X, ["ant", "bee", "cat", "dog"], task="third")
     assert len(classifier.learner_.penalty.terms) == 1
-    assert classifier.classes_.tolist() == [*KEPT_CLASSES, "dog"]
+    assert classifier.classes_.tolist() == [*SAVED_CLASSES, "dog"]
 
 
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_a_damaged_file_is_refused_in_one_sentence(data) -> None:
-    whole = KEPT.read_bytes()
+    whole = SAVED.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "damaged"
         if data.draw(st.booleans()):
@@ -136,8 +137,8 @@ def what_is_said_of(path: Path) -> str | None:
         classifier = ContinualClassifier.load(path)
     except InputError as refusal:
         return str(refusal)
-    kept = ContinualClassifier.load(KEPT)
-    np.testing.assert_array_equal(classifier.predict_proba(KEPT_X), kept.predict_proba(KEPT_X))
+    kept = ContinualClassifier.load(SAVED)
+    np.testing.assert_array_equal(classifier.predict_proba(SAVED_X), kept.predict_proba(SAVED_X))
     return None
 
 
@@ -183,7 +184,7 @@ def what_is_said_of(path: Path) -> str | None:
     ids=str,
 )
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change) -> None:
-    header, tensors = read_tensors(KEPT, "classifier", 1)
+    header, tensors = read_tensors(SAVED, "classifier", 1)
     path = tmp_path / "odd"
     for name, value in change.items():
         place, _, inner = name.partition(".")
@@ -195,30 +196,30 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change) -> No
 
 
 def test_text_is_as_wide_as_its_labels_whatever_the_file_says(tmp_path: Path) -> None:
-    header, tensors = read_tensors(KEPT, "classifier", 1)
+    header, tensors = read_tensors(SAVED, "classifier", 1)
     write_tensors(tmp_path / "wide", "classifier", 1, {**header, "labels_type": "<U20000000"}, tensors)
     assert ContinualClassifier.load(tmp_path / "wide").classes_.dtype == np.dtype("U3")
 
 
-def test_a_device_that_is_not_there_is_not_the_files_fault() -> None:
+def test_missing_device_is_not_blamed_on_the_file() -> None:
     with pytest.raises(InputError, match=r"^there is no device 'gpu'"):
-        ContinualClassifier.load(KEPT, device="gpu")
+        ContinualClassifier.load(SAVED, device="gpu")
 
 
-def test_the_current_task_goes_on_and_is_not_consolidated() -> None:
+def test_loading_does_not_consolidate_the_current_task() -> None:
     classifier = ContinualClassifier(method="ewc", **SMALL).fit(*samples([0, 1]), task="now")
-    again = through_a_file(classifier).partial_fit(*samples([0, 1], seed=1), task="now")
+    again = saved_and_loaded(classifier).partial_fit(*samples([0, 1], seed=1), task="now")
     assert len(again.learner_.penalty.terms) == 0
     assert len(again.partial_fit(*samples([0, 1]), task="then").learner_.penalty.terms) == 1
 
 
 @pytest.mark.parametrize("method", ["ewc", "online-ewc", "mas"])
-def test_sums_over_what_was_read_round_as_before(method: str) -> None:
+def test_sums_round_alike_after_loading(method: str) -> None:
     """With sizes at which a file leaves tensors unaligned, and kernels take another path over them."""
     random = np.random.RandomState(0)
     X, y = random.normal(size=(64, 37)).astype(np.float32), random.randint(3, size=64)
     classifier = ContinualClassifier((50,), method, random_state=0, epochs=2).fit(X, y, task=1)
-    again = through_a_file(classifier)
+    again = saved_and_loaded(classifier)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors_of(again))
     for each in (classifier, again):
         each.partial_fit(X, y, task=2).partial_fit(X, y, task=3)
@@ -237,17 +238,19 @@ def test_sums_over_what_was_read_round_as_before(method: str) -> None:
         ("device", "auto", "auto"),
     ],
 )  # fmt: skip
-def test_every_form_of_a_parameter_comes_back(name: str, value, comes_back) -> None:
+def test_every_form_of_a_parameter_is_saved(name: str, value, comes_back) -> None:
     classifier = ContinualClassifier(**{**SMALL, name: value}).fit(*samples([0, 1]), task=1)
-    again = through_a_file(classifier)
+    again = saved_and_loaded(classifier)
     got = again.get_params()[name]
     assert (got, type(got)) == (comes_back, type(comes_back))
-    assert_same(again.partial_fit(*samples([0, 2]), task=2), classifier.partial_fit(*samples([0, 2]), task=2))
+    assert_classifiers_equal(
+        again.partial_fit(*samples([0, 2]), task=2), classifier.partial_fit(*samples([0, 2]), task=2)
+    )
 
 
-def test_files_of_another_kind_or_time_are_refused(tmp_path: Path) -> None:
-    header, tensors = read_tensors(KEPT, "classifier", 1)
-    write_tensors(tmp_path / "later", "classifier", 2, header, tensors)
+def test_files_of_another_kind_or_a_newer_format_are_refused(tmp_path: Path) -> None:
+    header, tensors = read_tensors(SAVED, "classifier", 1)
+    write_tensors(tmp_path / "later", "classifier", FORMAT + 1, header, tensors)
     with pytest.raises(InputError, match="newer version of Engram"):
         ContinualClassifier.load(tmp_path / "later")
     write_tensors(tmp_path / "other", "checkpoint", 1, header, tensors)
@@ -257,7 +260,7 @@ def test_files_of_another_kind_or_time_are_refused(tmp_path: Path) -> None:
         ContinualClassifier.load(tmp_path / "none")
 
 
-def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_unsavable_values_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "model"
     X, y = samples([0, 1])
     with pytest.raises(InputError, match=r"the task \(1, 2\) cannot be saved"):

@@ -1,7 +1,7 @@
-"""Engram for who knows scikit-learn: a classifier that keeps learning, from batch to batch and task to task."""
+"""Engram for users of scikit-learn: a classifier that keeps learning, from batch to batch and task to task."""
 
 try:
-    import sklearn  # noqa: F401 - asked here once, for one clear sentence
+    import sklearn  # noqa: F401 - checked here once, for one clear sentence
 except ImportError as reason:
     raise ImportError("scikit-learn is not installed: pip install 'engram-cl[sklearn]'") from reason
 

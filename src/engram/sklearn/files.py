@@ -1,4 +1,4 @@
-"""A classifier in one file, from which it goes on learning as if it had never been saved."""
+"""A classifier in one file, from which it continues to learn as if it had never been saved."""
 
 from __future__ import annotations
 
@@ -17,49 +17,48 @@ from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.methods import CUSTOM
 from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model, choose_device
-from engram.sklearn.arguments import as_python
-from engram.sklearn.continual import DRAWING, ContinualLearner
-from engram.sklearn.labels import Labels
+from engram.sklearn.labels import Labels, as_python
+from engram.sklearn.learner import DRAWING, ContinualLearner
 
-KIND, FORMAT = "classifier", 1
-NAMES = (str, int, float, bool)  # what a task may be named in a file
+KIND, FORMAT = "classifier", 2  # format 1 called the benchmark and the dataset of the settings "own"
+NAMES = (str, int, float, bool)  # the types of a task's name in a file
 LABELS: dict[str, tuple[type, ...]] = {  # what labels are in JSON, by NumPy's letter for their type
     "b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "O": (str,)
 }  # fmt: skip
-# How Python, NumPy and PyTorch say that a file contradicts itself
-REFUSALS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError)
+# What Python, NumPy and PyTorch raise when a file contradicts itself.
+MALFORMED = (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """All that a classifier is made of."""
+class Saved:
+    """All that a classifier consists of."""
 
     params: dict[str, Any]
     learner: ContinualLearner
     labels: Labels
     task: Hashable  # the current one
-    task_rows: dict[Hashable, list[int]]  # the classes of each task that was named
+    task_rows: dict[Hashable, list[int]]  # the classes of each task with a name
     feature_names: list[str] | None
 
 
-def save(kept: Kept, path: Path) -> None:
-    """Refuses labels, tasks and parameters that JSON cannot hold, before anything is written."""
-    learner = kept.learner
+def save(saved: Saved, path: Path) -> None:
+    """Write a classifier. Labels, tasks and parameters that JSON cannot hold are refused before anything is written."""
+    learner = saved.learner
     header = {
-        "params": {name: _parameter(name, value) for name, value in kept.params.items()},
+        "params": {name: _parameter(name, value) for name, value in saved.params.items()},
         "config": learner.config.to_dict(),
         "features": learner.num_features,
-        "feature_names": kept.feature_names,
-        "labels": [_as_json("the class", label) for label in kept.labels.values.tolist()],
-        "labels_type": kept.labels.values.dtype.str,
-        "tasks": [[_as_json("the task", task), rows] for task, rows in kept.task_rows.items()],
-        "task": _as_json("the task", kept.task),
+        "feature_names": saved.feature_names,
+        "labels": [_as_json("the class", label) for label in saved.labels.values.tolist()],
+        "labels_type": saved.labels.values.dtype.str,
+        "tasks": [[_as_json("the task", task), rows] for task, rows in saved.task_rows.items()],
+        "task": _as_json("the task", saved.task),
         "seen": learner.seen,
         "classes": learner.classes,
         "num_samples": learner.num_samples,
         "num_calls": learner.num_calls,
         "masked": learner.masked,
-        "memory": [learner.memory_size, learner.memory.num_begun, learner.memory.num_seen],
+        "memory": [learner.memory_size, learner.memory.num_tasks, learner.memory.num_seen],
     }
     tensors = {f"model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
     tensors |= {f"penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
@@ -68,20 +67,26 @@ def save(kept: Kept, path: Path) -> None:
     write_tensors(path, KIND, FORMAT, header, tensors)
 
 
-def load(path: Path, device: str | None, parameters: Collection[str]) -> Kept:
-    """All that a classifier with these parameters is made of, or one sentence on why there is none."""
+def load(path: Path, device: str | None, parameters: Collection[str]) -> Saved:
+    """Read a classifier.
+
+    Args:
+        path: the file.
+        device: where to put it; by default where it was.
+        parameters: the names of the parameters that a classifier has.
+    """
     if device is not None:
-        choose_device(device)  # which refuses what is not there; the file has no part in that
+        choose_device(device)  # refuses a device that is not there before the file is read
     header, tensors = read_tensors(path, KIND, FORMAT)
     try:
         params = _params(header["params"], parameters)
         params["device"] = _of(str, "device", params["device"]) if device is None else device
-    except REFUSALS as error:
+    except MALFORMED as error:
         raise _refusal(path, error) from error
     on = choose_device(params["device"])
     try:
         return _restored(params, header, tensors, on)
-    except REFUSALS as error:
+    except MALFORMED as error:
         raise _refusal(path, error) from error
 
 
@@ -89,12 +94,14 @@ def _refusal(path: Path, error: Exception) -> InputError:
     return InputError(f"{path} does not hold a classifier of this version of Engram ({reason(error)})")
 
 
-def _restored(params: dict[str, Any], header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device) -> Kept:
+def _restored(
+    params: dict[str, Any], header: dict[str, Any], tensors: dict[str, Tensor], device: torch.device
+) -> Saved:
     labels = _labels(header["labels"], header["labels_type"])
     num_features, num_classes = _number(header, "features", least=1), len(labels.values)
-    config = from_dict(_current(header["config"]))
+    config = from_dict(_current_names(header["config"]))
     _check_shapes(config, num_features, num_classes, _part(tensors, "model."))
-    size, num_begun, num_seen = (_of(int, "memory", number) for number in header["memory"])
+    size, num_tasks, num_seen = (_of(int, "memory", number) for number in header["memory"])
     masked = _of(bool, "masked", header["masked"])
     learner = ContinualLearner(config, num_features, num_classes, device, masked, size)
     learner.model.load_state_dict(_part(tensors, "model."))
@@ -105,19 +112,25 @@ def _restored(params: dict[str, Any], header: dict[str, Any], tensors: dict[str,
         raise ValueError("it has seen no class")
     learner.classes = _rows("classes", header["classes"], learner.seen)
     learner.num_samples, learner.num_calls = _number(header, "num_samples"), _number(header, "num_calls", least=1)
-    _refill(learner, num_begun, num_seen, _part(tensors, "memory."))
+    _refill(learner, num_tasks, num_seen, _part(tensors, "memory."))
     names = header["feature_names"]
     if names is not None and len([_of(str, "feature_names", name) for name in names]) != num_features:
         raise ValueError(f"it has {num_features} features and {len(names)} names of them")
     task = None if header["task"] is None else _of(NAMES, "task", header["task"])
     task_rows = {_of(NAMES, "tasks", name): _rows("tasks", rows, learner.seen) for name, rows in header["tasks"]}
     if len(task_rows) != len(header["tasks"]):
-        raise ValueError("it has a task twice")
-    return Kept(params, learner, labels, task, task_rows, names)
+        raise ValueError("a task is in it twice")
+    return Saved(params, learner, labels, task, task_rows, names)
+
+
+def _current_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as they are named today."""
+    old = {name: CUSTOM for name in ("benchmark", "dataset") if settings[name] == "own"}
+    return {**settings, **old}
 
 
 def _params(params: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The parameters as they were given, but for a list of widths, which comes back as a tuple."""
+    """The parameters as they were given, except that a list of widths comes back as a tuple."""
     for name, value in params.items():
         if name not in known:
             raise ValueError(f"there is no parameter {name!r}")
@@ -129,39 +142,33 @@ def _params(params: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def _labels(values: list[Any], kind: str) -> Labels:
-    """Text is as wide as its longest label, whatever the file says."""
+    """The labels, checked. Text is as wide as its longest label, whatever the file says."""
     letter = "U" if "U" in _of(str, "labels_type", kind) else np.dtype(kind).kind
     if letter not in LABELS or not values:
         raise ValueError(f"there are no labels of the type {kind!r}")
     values = [_of(LABELS[letter], "labels", value) for value in values]
     made = np.array(values, dtype={"U": np.str_, "O": object}.get(letter) or np.dtype(kind))
     if made.tolist() != values or len(set(values)) != len(values):
-        raise ValueError("its labels are not of their type, or one is there twice")
+        raise ValueError("its labels are not of their type, or one is in it twice")
     return Labels(made)
 
 
-def _current(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file; older files have "own" for what is now "custom"."""
-    renamed = {name: CUSTOM for name in ("benchmark", "dataset") if config.get(name) == "own"}
-    return {**config, **renamed}
-
-
-def _check_shapes(config: Config, num_features: int, num_classes: int, held: dict[str, Tensor]) -> None:
-    """Before anything is built, which may be far larger than what the file holds."""
+def _check_shapes(config: Config, num_features: int, num_classes: int, tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors of other shapes before a model is built, which may be far larger than the file."""
     with DRAWING, torch.device("meta"):
         model = build_model(config, 0, (num_features,), num_classes)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if expected != {name: tuple(tensor.shape) for name, tensor in held.items()}:
+    if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
         raise ValueError(f"its tensors are not those of {config.method} with {num_classes} classes")
 
 
-def _refill(learner: ContinualLearner, num_begun: int, num_seen: int, held: dict[str, Tensor]) -> None:
+def _refill(learner: ContinualLearner, num_tasks: int, num_seen: int, tensors: dict[str, Tensor]) -> None:
     memory = learner.memory
-    if learner.memory_size < 1 or num_begun < 1 or num_seen < 0 or bool(num_seen) != bool(held):
-        raise ValueError(f"its memory of {learner.memory_size} has seen {num_seen} samples in {num_begun} tasks")
-    memory.num_begun, memory.num_seen = num_begun, num_seen
-    if held:
-        memory.inputs, memory.targets = held["inputs"], held["targets"]
+    if learner.memory_size < 1 or num_tasks < 1 or num_seen < 0 or bool(num_seen) != bool(tensors):
+        raise ValueError(f"its memory of {learner.memory_size} has seen {num_seen} samples in {num_tasks} tasks")
+    memory.num_tasks, memory.num_seen = num_tasks, num_seen
+    if tensors:
+        memory.inputs, memory.targets = tensors["inputs"], tensors["targets"]
         if memory.inputs.shape != (memory.size, learner.num_features) or memory.targets.shape != (memory.size,):
             raise ValueError(f"its memory has shape {tuple(memory.inputs.shape)}")
         if (memory.inputs.dtype, memory.targets.dtype) != (torch.float32, torch.int64):
@@ -172,7 +179,7 @@ def _refill(learner: ContinualLearner, num_begun: int, num_seen: int, held: dict
 def _rows(name: str, rows: list[int], known: Container[int]) -> list[int]:
     for row in rows:
         if _of(int, name, row) not in known:
-            raise ValueError(f"its {name} hold a class of number {row}, which is not there")
+            raise ValueError(f"its {name} hold a class of number {row}, which it does not have")
     if len(set(rows)) != len(rows):
         raise ValueError(f"its {name} hold a class twice")
     return list(rows)
@@ -186,7 +193,7 @@ def _number(header: dict[str, Any], name: str, least: int = 0) -> int:
 
 
 def _of(types: type | tuple[type, ...], name: str, value: Any) -> Any:
-    """A value whose type is one of these; a truth value is no number."""
+    """The value, if its type is exactly one of these: a truth value is not a number."""
     if type(value) not in (types if isinstance(types, tuple) else (types,)):
         raise TypeError(f"its {name} cannot be of the type {type(value).__name__}")
     return value
@@ -197,28 +204,28 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _parameter(name: str, value: Any) -> Any:
-    """As it is, but for the widths of hidden layers: a sequence of any kind becomes a list."""
+    """The value as it is, except that the widths of hidden layers become a list."""
     value = as_python(value)
     if name == "hidden" and type(value) is not int:
         widths = np.asarray(value)
         if widths.ndim > 1 or widths.dtype.kind not in "iu":
-            raise InputError(f"the parameter hidden {value!r} cannot be saved: a file holds whole numbers there")
+            raise InputError(f"the parameter hidden {value!r} cannot be saved: it must be whole numbers")
         value = widths.tolist()
     elif isinstance(value, list | dict):
-        raise _too_much(f"the parameter {name}", value)
+        raise _unsavable(f"the parameter {name}", value)
     return _as_json(f"the parameter {name}", value)
 
 
 def _as_json(what: str, value: Any) -> Any:
-    """A value that comes back from JSON as it was."""
+    """The value, if JSON gives it back as it was."""
     value = as_python(value)
     try:
         if json.loads(json.dumps(value, allow_nan=False)) == value:
             return value
     except (TypeError, ValueError):
         pass
-    raise _too_much(what, value)
+    raise _unsavable(what, value)
 
 
-def _too_much(what: str, value: Any) -> InputError:
-    return InputError(f"{what} {value!r} cannot be saved: a file holds text, numbers and truth values only")
+def _unsavable(what: str, value: Any) -> InputError:
+    return InputError(f"{what} {value!r} cannot be saved: it must be text, a number or a truth value")

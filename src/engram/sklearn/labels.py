@@ -1,6 +1,10 @@
-"""Class labels, and the row that each has in the head."""
+"""What a call is given: class labels and the row that each has in the head, names of tasks, and numbers."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
@@ -8,9 +12,10 @@ from engram.common.errors import InputError
 
 
 class Labels:
-    """Rows are in the order in which labels came, since old ones must keep theirs; columns are in sorted order.
+    """The class labels that are known.
 
-    `values` are the labels by row, `classes` by column, and `row_of_column` leads from one to the other.
+    Rows of the head are in the order in which labels came, since old labels must keep theirs; columns of probabilities
+    are in sorted order. `values` are the labels by row, `classes` by column, and `row_of_column` maps columns to rows.
     """
 
     def __init__(self, values: np.ndarray):
@@ -19,43 +24,82 @@ class Labels:
         self.classes = values[self.row_of_column]
 
     def rows_of(self, labels: np.ndarray) -> np.ndarray:
-        """The row of each label, all of which must be known."""
+        """The row of each label; all of them must be known."""
         return self.row_of_column[np.searchsorted(self.classes, labels)]
 
     def unknown(self, labels: np.ndarray) -> np.ndarray:
-        """Those that are not known yet, sorted."""
+        """The labels that are not known yet, sorted."""
         check_same_kind(labels, self.values)
         labels = np.unique(labels)
         return labels[~np.isin(labels, self.values)]
 
     def extended(self, labels: np.ndarray) -> Labels:
-        """With further ones, which come last."""
+        """A copy with further labels at the end."""
         return Labels(np.concatenate([self.values, labels])) if len(labels) else self
 
 
 def check_same_kind(labels: np.ndarray, known: np.ndarray) -> None:
-    """Refuse labels that NumPy would compare with the known ones only after making others of them."""
+    """Refuse labels that NumPy could only compare with the known ones after converting them."""
     if kind_of(labels) != kind_of(known):
         raise InputError(
-            f"labels must be of one kind: {known[0]!s} is among the {kind_of(known)}, "
-            f"and {labels[0]!s} among the {kind_of(labels)}"
+            f"all labels must be of one kind: {known[0]!s} is one of the {kind_of(known)}, "
+            f"and {labels[0]!s} one of the {kind_of(labels)}"
         )
     common = np.result_type(labels, known)
     for given in (labels, known):
         distinct = np.unique(given)
-        # Python compares whole numbers with others exactly; NumPy would first make one type of them
-        for label, made in zip(distinct.tolist(), distinct.astype(common).tolist(), strict=True):
-            if label != made:
+        # Python compares integers with floats exactly; NumPy would first convert them to one type.
+        for label, converted in zip(distinct.tolist(), distinct.astype(common).tolist(), strict=True):
+            if label != converted:
                 raise InputError(
-                    f"labels of the types {known.dtype} and {labels.dtype} cannot be told apart exactly: "
-                    f"{label!r} would become {made!r}"
+                    f"labels of the types {known.dtype} and {labels.dtype} cannot be compared exactly: "
+                    f"{label!r} would become {converted!r}"
                 )
 
 
 def kind_of(labels: np.ndarray) -> str:
-    """In a word. Numbers of all types are one kind, and so is text, whether NumPy's or Python's."""
+    """Numbers of all types are one kind, and so is text, whether NumPy's or Python's."""
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
         return "text"
     return {"b": "truth values", "i": "numbers", "u": "numbers", "f": "numbers", "U": "text"}.get(
         labels.dtype.kind, f"values of {labels.dtype}"
     )
+
+
+def declared_classes(classes: Any, labels: np.ndarray) -> np.ndarray:
+    """The classes that a call adds: those of its samples, or those it declares, which must include them."""
+    if classes is None:
+        return labels
+    declared = np.unique(np.asarray(classes))
+    if not len(declared):
+        raise InputError(f"y holds {as_python(labels[0])!r}, but classes is empty")
+    check_same_kind(labels, declared)
+    undeclared = labels[~np.isin(labels, declared)]
+    if len(undeclared):
+        raise InputError(f"y holds {as_python(undeclared[0])!r}, which is not among the classes {declared.tolist()}")
+    return declared
+
+
+def task_name(task: Any) -> Hashable:
+    """A task's name, checked."""
+    task = as_python(task)
+    try:
+        hash(task)
+    except TypeError:
+        raise InputError(f"the name of a task must be text, a number or another hashable value, not {task!r}") from None
+    if isinstance(task, float) and math.isnan(task):
+        raise InputError("NaN cannot be the name of a task: it is not equal to itself")
+    return task
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A whole number, checked."""
+    value = as_python(value)
+    if type(value) is not int or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def as_python(value: Any) -> Any:
+    """A NumPy number, as in grids of parameters, as a Python number."""
+    return value.item() if isinstance(value, np.generic) else value
