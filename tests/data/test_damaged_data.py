@@ -21,12 +21,10 @@ from hypothesis import given
 from builders import refusal
 from damage import damaged_bytes, damaged_gzip, damaged_mat, fuzz, read_or_refuse
 from dataset_files import FILE, cifar, idx_images, idx_labels, svhn
-from engram.data import bounded, formats
-from engram.data.bounded import gunzip
+from engram.data import formats
 from engram.data.catalogue import File
 from engram.data.download import _extract
-from engram.data.formats import parse_idx_labels, parse_svhn
-from engram.data.matlab import read_arrays
+from engram.data.formats import gunzip, parse_idx_labels, parse_svhn, read_matlab
 from engram.data.sources import _read
 
 
@@ -148,12 +146,12 @@ def test_empty_variable_with_huge_sizes_is_refused(sizes: tuple[int, ...]) -> No
 
 
 def test_many_small_bombs_are_refused_like_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(formats, "MAX_BYTES", 10_000)
     packed = element(15, zlib.compress(variable((1, 4000), bytes(4000))))
-    assert read_arrays(MAT + packed * 2, FILE)["X"].size == 4000
-    assert "10000 bytes" in refusal(read_arrays, MAT + packed * 3, FILE)
+    assert read_matlab(MAT + packed * 2, FILE)["X"].size == 4000
+    assert "10000 bytes" in refusal(read_matlab, MAT + packed * 3, FILE)
 
 
 def test_too_many_variables_are_refused() -> None:
-    assert read_arrays(MAT + variable((1, 1), b"a") * 100, FILE)
-    assert "100 variables" in refusal(read_arrays, MAT + variable((1, 1), b"a") * 101, FILE)
+    assert read_matlab(MAT + variable((1, 1), b"a") * 100, FILE)
+    assert "100 variables" in refusal(read_matlab, MAT + variable((1, 1), b"a") * 101, FILE)

@@ -22,12 +22,12 @@ from dataset_files import assert_one_sentence, cifar
 from engram.common.errors import InputError
 from engram.data import download
 from engram.data.catalogue import Archive, File, Source
-from engram.data.download import Patience, fetch, progress_bars
+from engram.data.download import Retry, fetch, progress_bars
 from engram.data.formats import parse_cifar
 from engram.data.sources import load
 
 TRAIN, TEST = cifar(1, 2, 3), cifar(4)
-ONCE = Patience(retries=0, timeout_s=5)
+ONCE = Retry(retries=0, timeout_s=5)
 
 
 class Server:
@@ -122,7 +122,7 @@ def serve_two_files(server: Server, folder: str = "/") -> None:
 def test_fetch_makes_the_folder_and_load_finds_published_data(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     source, folder = two_files(f"{server.url}/"), tmp_path / "new" / "folder"
-    paths = fetch(source, folder, patience=ONCE)
+    paths = fetch(source, folder, retry=ONCE)
     assert paths == [folder / "made" / "train.bin", folder / "made" / "test.bin"]
     assert files_under(tmp_path) == {"new/folder/made/train.bin", "new/folder/made/test.bin"}
     dataset = load(source, folder)
@@ -134,9 +134,9 @@ def test_fetch_makes_the_folder_and_load_finds_published_data(server: Server, tm
 def test_verified_files_are_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     source = two_files(f"{server.url}/")
-    fetch(source, tmp_path, patience=ONCE)
+    fetch(source, tmp_path, retry=ONCE)
     (tmp_path / "made" / "test.bin").write_bytes(TEST[:-1])
-    fetch(source, tmp_path, patience=ONCE)
+    fetch(source, tmp_path, retry=ONCE)
     assert server.requests == {"/train.bin": 1, "/test.bin": 2}
     assert (tmp_path / "made" / "test.bin").read_bytes() == TEST
 
@@ -146,7 +146,7 @@ def test_a_readable_file_of_ones_own_is_never_replaced(server: Server, tmp_path:
     source = two_files(f"{server.url}/")
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "train.bin").write_bytes(cifar(5))
-    fetch(source, tmp_path, patience=ONCE)
+    fetch(source, tmp_path, retry=ONCE)
     assert server.requests == {"/test.bin": 1}
     assert (tmp_path / "made" / "train.bin").read_bytes() == cifar(5)
 
@@ -157,13 +157,13 @@ def test_decompressed_file_with_the_published_content_is_kept(server: Server, tm
     source = Source("gz", (file,), (File("test.bin", md5(TEST), parse_cifar),), (f"{server.url}/",))
     (tmp_path / "train.bin").write_bytes(TRAIN)
     server.content["/test.bin"] = TEST
-    assert fetch(source, tmp_path, patience=ONCE) == [tmp_path / "train.bin", tmp_path / "test.bin"]
+    assert fetch(source, tmp_path, retry=ONCE) == [tmp_path / "train.bin", tmp_path / "test.bin"]
     assert server.requests == {"/test.bin": 1}
 
 
 def test_second_mirror_serves_what_the_first_does_not_have(server: Server, tmp_path: Path) -> None:
     serve_two_files(server, "/good/")
-    fetch(two_files(f"{server.url}/bad/", f"{server.url}/good/"), tmp_path, patience=ONCE)
+    fetch(two_files(f"{server.url}/bad/", f"{server.url}/good/"), tmp_path, retry=ONCE)
     assert server.requests["/bad/train.bin"] == 1
     assert files_under(tmp_path) == {"made/train.bin", "made/test.bin"}
 
@@ -173,10 +173,10 @@ def test_dead_first_mirror(server: Server, tmp_path: Path) -> None:
     with socket.socket() as unused:  # bound but not listening: connections are refused
         unused.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{unused.getsockname()[1]}/"
-        fetch(two_files(dead, f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(two_files(dead, f"{server.url}/"), tmp_path, retry=ONCE)
         assert files_under(tmp_path) == {"made/train.bin", "made/test.bin"}
         with pytest.raises(InputError) as error:
-            fetch(two_files(dead), tmp_path / "other", patience=ONCE)
+            fetch(two_files(dead), tmp_path / "other", retry=ONCE)
     assert_one_sentence(error, dead, "Connection refused", file="train.bin")
 
 
@@ -185,16 +185,16 @@ def test_retries_after_a_passing_failure(server: Server, tmp_path: Path) -> None
     server.failures["/train.bin"] = 2
     source = two_files(f"{server.url}/")
     with pytest.raises(InputError, match="503"):
-        fetch(source, tmp_path, patience=Patience(retries=1, pause_s=0))
+        fetch(source, tmp_path, retry=Retry(retries=1, pause_s=0))
     server.requests.clear()
-    fetch(source, tmp_path, patience=Patience(retries=2, pause_s=0))
+    fetch(source, tmp_path, retry=Retry(retries=2, pause_s=0))
     assert server.requests == {"/train.bin": 3, "/test.bin": 1}
 
 
 def test_failure_of_every_mirror_names_the_file_and_the_last_reason(server: Server, tmp_path: Path) -> None:
     source = two_files(f"{server.url}/one/", f"{server.url}/two/")
     with pytest.raises(InputError) as error:
-        fetch(source, tmp_path, patience=Patience(retries=1, pause_s=0))
+        fetch(source, tmp_path, retry=Retry(retries=1, pause_s=0))
     assert_one_sentence(error, f"{server.url}/two/", "404", file="train.bin")
     assert server.requests == {"/one/train.bin": 2, "/two/train.bin": 2}
     assert files_under(tmp_path) == set()
@@ -206,7 +206,7 @@ def test_wrong_checksum_is_refused(server: Server, tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "train.bin").write_bytes(b"what was there before")
     with pytest.raises(InputError) as error:
-        fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
     assert_one_sentence(error, md5(TRAIN), file="train.bin")
     assert files_under(tmp_path) == {"made/train.bin"}
     assert not list((tmp_path / "made").glob(".*"))
@@ -220,7 +220,7 @@ def test_nothing_is_read_before_it_is_verified(server: Server, tmp_path: Path) -
     server.content["/train.bin"] = b"another"
     file = File("made/train.bin", md5(TRAIN), parse)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"train\.bin could not be downloaded"):
-        fetch(Source("made-up", (file,), (), (f"{server.url}/",)), tmp_path, patience=ONCE)
+        fetch(Source("made-up", (file,), (), (f"{server.url}/",)), tmp_path, retry=ONCE)
     assert files_under(tmp_path) == set()
 
 
@@ -230,12 +230,12 @@ def test_a_redirection_must_lead_to_the_very_file(server: Server, tmp_path: Path
     server.redirects["/train.bin"] = place
     server.content["/elsewhere.bin"] = cifar(9, 9, 9)
     with pytest.raises(InputError) as error:
-        fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
     assert_one_sentence(error, server.url, file="train.bin")
     assert files_under(tmp_path) == set()
     server.redirects["/train.bin"] = "/elsewhere.bin"
     server.content["/elsewhere.bin"] = TRAIN
-    fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+    fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
     assert (tmp_path / "made" / "train.bin").read_bytes() == TRAIN
 
 
@@ -243,7 +243,7 @@ def test_truncated_body_is_refused(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     server.cut.add("/train.bin")
     with pytest.raises(InputError) as error:
-        fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
     assert_one_sentence(error, server.url, file="train.bin")
     assert files_under(tmp_path) == set()
 
@@ -262,10 +262,10 @@ def test_archive_gives_only_the_expected_files(server: Server, tmp_path: Path) -
     server.content["/all.tar.gz"] = content
     folder = tmp_path / "data"
     source = packed(content, f"{server.url}/")
-    assert fetch(source, folder, patience=ONCE) == [folder / "made/train.bin", folder / "made/test.bin"]
+    assert fetch(source, folder, retry=ONCE) == [folder / "made/train.bin", folder / "made/test.bin"]
     assert files_under(tmp_path) == {"data/made/train.bin", "data/made/test.bin"}
     assert load(source, folder).origin == "published"
-    fetch(source, folder, patience=ONCE)
+    fetch(source, folder, retry=ONCE)
     assert server.requests == {"/all.tar.gz": 1}
 
 
@@ -301,7 +301,7 @@ def link_to_train(kind: bytes) -> tarfile.TarInfo:
 def test_wrong_archive_leaves_nothing(server: Server, tmp_path: Path, content: bytes, word: str) -> None:
     server.content["/all.tar.gz"] = content
     with pytest.raises(InputError) as error:
-        fetch(packed(content, f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(packed(content, f"{server.url}/"), tmp_path, retry=ONCE)
     assert_one_sentence(error, word, file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
@@ -350,7 +350,7 @@ def test_no_archive_writes_outside_or_beyond(server: Server, tmp_path: Path, con
     server.content["/all.tar.gz"] = content
     folder = tmp_path / "data"
     with pytest.raises(InputError) as error:
-        fetch(packed(content, f"{server.url}/"), folder, patience=ONCE)
+        fetch(packed(content, f"{server.url}/"), folder, retry=ONCE)
     assert_one_sentence(error, word, file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
@@ -360,7 +360,7 @@ def test_an_archive_cannot_fill_the_memory(server: Server, tmp_path: Path, monke
     server.content["/all.tar.gz"] = content
     monkeypatch.setattr(download, "MAX_BYTES", 50_000)
     with pytest.raises(InputError) as error:
-        fetch(packed(content, f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(packed(content, f"{server.url}/"), tmp_path, retry=ONCE)
     assert_one_sentence(error, "more than 50000 bytes", file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
@@ -368,7 +368,7 @@ def test_an_archive_cannot_fill_the_memory(server: Server, tmp_path: Path, monke
 def test_archive_with_another_checksum_is_not_opened(server: Server, tmp_path: Path) -> None:
     server.content["/all.tar.gz"] = tar(("made/train.bin", TRAIN), ("made/test.bin", TEST))
     with pytest.raises(InputError) as error:
-        fetch(packed(b"the published one", f"{server.url}/"), tmp_path, patience=ONCE)
+        fetch(packed(b"the published one", f"{server.url}/"), tmp_path, retry=ONCE)
     assert_one_sentence(error, md5(b"the published one"), file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
@@ -376,12 +376,12 @@ def test_archive_with_another_checksum_is_not_opened(server: Server, tmp_path: P
 def test_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError) as error:
-        fetch(two_files(f"{server.url}/"), tmp_path / "file", patience=ONCE)
+        fetch(two_files(f"{server.url}/"), tmp_path / "file", retry=ONCE)
     assert_one_sentence(error, "cannot be written", file=str(tmp_path / "file"))
 
 
 def test_embedded_dataset_needs_no_download() -> None:
-    with pytest.raises(InputError, match="mnist-small is inside the engram package"):
+    with pytest.raises(InputError, match="mnist-small is part of Engram"):
         fetch("mnist-small")
 
 
@@ -396,7 +396,7 @@ def test_progress_bars_show_bytes_of_each_file(server: Server, tmp_path: Path) -
     server.failures["/train.bin"] = 1
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with progress_bars(console) as bars:
-        fetch(two_files(f"{server.url}/"), tmp_path, progress=bars, patience=Patience(retries=1, pause_s=0))
+        fetch(two_files(f"{server.url}/"), tmp_path, progress=bars, retry=Retry(retries=1, pause_s=0))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "train.bin" in shown
     assert "9.2/9.2 kB" in shown
@@ -407,5 +407,5 @@ def test_pooch_prints_nothing_itself(server: Server, tmp_path: Path, monkeypatch
     serve_two_files(server)
     said: list[str] = []
     monkeypatch.setattr(pooch.get_logger(), "handle", lambda record: said.append(record.getMessage()))
-    fetch(two_files(f"{server.url}/"), tmp_path, patience=ONCE)
+    fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
     assert said == []

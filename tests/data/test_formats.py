@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 
 from dataset_files import FILE, assert_one_sentence, cifar, idx_images, idx_labels, mat, svhn
 from engram.common.errors import InputError
-from engram.data import bounded
-from engram.data.bounded import gunzip, read_file
-from engram.data.formats import Part, join, parse_cifar, parse_idx_images, parse_idx_labels, parse_svhn
+from engram.data import formats
+from engram.data.formats import (
+    Part,
+    gunzip,
+    join,
+    parse_cifar,
+    parse_idx_images,
+    parse_idx_labels,
+    parse_svhn,
+    read_file,
+)
 
 
 def test_idx_images_keep_every_pixel() -> None:
@@ -179,7 +187,7 @@ def test_svhn_reads_what_matlab_writes(compressed: bool) -> None:
 def test_svhn_with_a_compression_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO()
     scipy.io.savemat(stream, {"X": np.zeros((32, 32, 3, 9), np.uint8)}, do_compression=True)
-    monkeypatch.setattr(bounded, "MAX_BYTES", 9000)
+    monkeypatch.setattr(formats, "MAX_BYTES", 9000)
     with pytest.raises(InputError) as error:
         parse_svhn(stream.getvalue(), FILE)
     assert_one_sentence(error, "more than 9000 bytes")
@@ -231,7 +239,7 @@ def test_wrong_gzip(content: bytes, words: list[str]) -> None:
 
 
 def test_gunzip_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(formats, "MAX_BYTES", 10_000)
     assert len(gunzip(gzip.compress(bytes(10_000), mtime=0), FILE)) == 10_000
     with pytest.raises(InputError) as error:
         gunzip(gzip.compress(bytes(10_001), mtime=0), FILE)
@@ -239,7 +247,7 @@ def test_gunzip_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_read_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "MAX_BYTES", 100)
+    monkeypatch.setattr(formats, "MAX_BYTES", 100)
     path = tmp_path / "large"
     path.write_bytes(bytes(100))
     assert read_file(path) == bytes(100)

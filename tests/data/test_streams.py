@@ -340,7 +340,7 @@ def test_too_few_samples_for_a_task_are_one_sentence() -> None:
         build_streams(config.replace(examine="validation"), [0], [pictures("mnist", 1, 28)])
 
 
-def test_masked_only_when_examined_teaches_all_outputs_and_examines_the_task_s_own() -> None:
+def test_masked_only_in_evaluation_teaches_all_outputs_and_examines_the_task_s_own() -> None:
     config = preset("split-mnist", "dhp", dataset="mnist-small")
     masked, unmasked = (
         build_streams(config.replace(mask_training=mask), [0, 1], [pictures("mnist", 1, 28)]) for mask in (True, False)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engram.common import files
-from engram.config import settings
-from engram.data import bounded, download, formats, matlab
+from engram.config import rules, settings
+from engram.data import download, formats
 from engram.engine import build
 from engram.runs import format as run_format
 
@@ -28,9 +28,9 @@ def test_every_promise_names_an_existing_test() -> None:
 @pytest.mark.parametrize(
     "limit",
     [
-        *(bounded.MAX_BYTES, matlab.MAX_VARIABLES, formats.MAX_LABELS, download.MAX_MEMBERS, settings.MAX_BYTES),
+        *(formats.MAX_BYTES, formats.MAX_VARIABLES, formats.MAX_LABELS, download.MAX_MEMBERS, settings.MAX_BYTES),
         *(files.MAX_JSON_BYTES, files.MAX_JSON_ITEMS, run_format.MAX_RESULTS_BYTES),
-        *(run_format.MAX_CSV_BYTES, run_format.MAX_CSV_ROWS, *settings.MOST.values(), build.MAX_WEIGHTS),
+        *(run_format.MAX_CSV_BYTES, run_format.MAX_CSV_ROWS, rules.MAX_TRIALS, rules.MAX_TASKS, build.MAX_WEIGHTS),
     ],
 )
 def test_limits_on_the_page_are_the_real_ones(limit: int) -> None:

@@ -256,7 +256,7 @@ def test_a_stream_of_ones_own_is_never_shortened_in_silence(changes: dict, sente
     assert str(error.value) == sentence
 
 
-def test_a_stream_of_ones_own_may_be_masked_only_when_examined() -> None:
+def test_a_stream_of_ones_own_may_be_masked_only_in_evaluation() -> None:
     pairs = [(np.eye(4)[[0, 1]], [2 * n, 2 * n + 1], np.eye(4)[[0, 1]], [2 * n, 2 * n + 1]) for n in range(2)]
     stream = streams.from_arrays(pairs, classes=[(0, 1), (2, 3)])
     config = preset("custom", "finetune", hidden=[5], epochs=1, trials=1)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 LARGEST = 3.4028234663852886e38  # of 32-bit floats, which networks compute with
+MAX_TRIALS = 10**6  # tables of results grow with these two
+MAX_TASKS = 10**4
 
 Stage = Literal["method", "trial", "stream", "features", "head", "penalty", "training"]
 Agree = Literal["run", "stack", "section", "free"]

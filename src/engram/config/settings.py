@@ -24,6 +24,8 @@ from engram.config.rules import (
     FINITE,
     FRACTION,
     LARGEST,
+    MAX_TASKS,
+    MAX_TRIALS,
     NOT_NEGATIVE,
     POSITIVE,
     WIDTHS,
@@ -53,12 +55,12 @@ class Config:
     benchmark: str = dataclasses.field(metadata={"stage": "stream", "agree": "run"})
     method: str = dataclasses.field(metadata={"stage": "method"})
 
-    trials: int = setting(at_least(1), at_most(10**6), default=10, stage="trial", agree="run")
+    trials: int = setting(at_least(1), at_most(MAX_TRIALS), default=10, stage="trial", agree="run")
     first_trial: int = setting(at_least(0), default=0, stage="trial", agree="run")  # trial 7 alone: 7, with trials=1
     seed: int = setting(at_least(0), default=0, stage="trial", agree="run")
 
     dataset: str = setting(default="mnist", stage="stream", agree="run")
-    num_tasks: int = setting(at_least(1), at_most(10**4), default=10, stage="stream", agree="run")
+    num_tasks: int = setting(at_least(1), at_most(MAX_TASKS), default=10, stage="stream", agree="run")
     # At most so many samples of each dataset for training and for testing, the first ones; None for all.
     max_samples: int | None = setting(at_least(1), default=None, stage="stream", agree="run")
     # Of the removal probabilities; the same in all experiments.

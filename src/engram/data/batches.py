@@ -1,4 +1,4 @@
-"""Batches by index, on the device where the data are, and the plan of an epoch for several trials at once."""
+"""Batches, on the device where the data are, and the plan of an epoch for several trials that train together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engram.common.seeding import generator
 from engram.data.samples import Samples
 
 Batches = Iterator[tuple[Tensor, Tensor]]
-LONGEST_PIECE = 64  # steps; between two pieces a run can be watched and kept
+LONGEST_PIECE = 64  # steps; between two pieces a run reports its progress and may write a checkpoint
 
 
 def batches_of(
@@ -22,14 +22,21 @@ def batches_of(
     permutation: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """(inputs, targets) of `batch_size` samples in their own order, the last batch maybe smaller."""
+    """(inputs, targets) of `batch_size` samples in the order of the samples. The last batch may be smaller.
+
+    Args:
+        samples: to divide into batches.
+        batch_size: the number of samples in a batch.
+        permutation: the order in which the pixels of each input are read.
+        dtype: of the inputs.
+    """
     for start in range(0, len(samples), batch_size):
         batch = samples[slice(start, start + batch_size)]
         yield read_inputs(batch.inputs, permutation, dtype), batch.targets
 
 
 def epoch_order(samples: Samples, seed: int, trial: int, task: int, epoch: int) -> Tensor:
-    """The order in which a trial sees its samples in one epoch, as row numbers of their inputs."""
+    """The order in which a trial learns its samples in one epoch, as rows of their inputs."""
     order = torch.randperm(len(samples), generator=generator(seed, "order", trial, task, epoch))
     return order if samples.rows is None else samples.rows.cpu()[order]
 
@@ -39,18 +46,19 @@ def num_batches(num_samples: int, batch_size: int) -> int:
 
 
 def read_inputs(inputs: Tensor, permutation: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Inputs as floats: uint8 pixels are scaled to [0, 1], and read in the order of `permutation`."""
+    """Inputs as floats: uint8 pixels are scaled to [0, 1] and read in the order of `permutation`."""
     read = inputs.to(dtype).div_(255) if inputs.dtype == torch.uint8 else inputs.to(dtype)
     if permutation is not None:
-        read = read.flatten(1).index_select(1, permutation).view_as(read)  # of floats: several times as fast on a CPU
+        # Permuting floats is several times as fast on a CPU as permuting uint8.
+        read = read.flatten(1).index_select(1, permutation).view_as(read)
     return read
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some steps in a row that some trials take together, all with batches of one size."""
+    """Consecutive steps that some trials take together, with batches of one size."""
 
-    trials: slice  # by their place among the trials of a stack
+    trials: slice  # of the trials of a stack
     first_step: int  # of the epoch
     num_steps: int
     first_sample: int  # of the epoch's order
@@ -63,17 +71,17 @@ class Piece:
 
 
 def record_steps(num_steps: int, records_per_epoch: int) -> list[int]:
-    """The steps of an epoch after which a record is made: the last, and others at even distances."""
+    """The steps of an epoch after which a record is made: the last one, and others at even distances."""
     return [
         i for i in range(num_steps) if (i + 1) * records_per_epoch // num_steps > i * records_per_epoch // num_steps
     ]
 
 
 def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: int) -> list[Piece]:
-    """All steps of an epoch, for trials with so many samples each.
+    """All steps of an epoch, for trials that have these numbers of samples.
 
-    Trials have full batches in common, as many as the smallest has. What is left, where their sizes differ, each size
-    takes alone. A piece never runs past a step after which one of its trials makes a record.
+    All trials take full batches together, as many as the smallest trial has. Where their sizes differ, trials of one
+    size take the rest on their own. A piece ends at each step after which one of its trials makes a record.
     """
     common = min(num_samples) // batch_size
     whole = slice(0, len(num_samples))
@@ -98,9 +106,9 @@ def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: i
 
 def _runs_of_equals(values: Sequence[int]) -> list[slice]:
     runs: list[slice] = []
-    for place, value in enumerate(values):
+    for i, value in enumerate(values):
         if runs and values[runs[-1].start] == value:
-            runs[-1] = slice(runs[-1].start, place + 1)
+            runs[-1] = slice(runs[-1].start, i + 1)
         else:
-            runs.append(slice(place, place + 1))
+            runs.append(slice(i, i + 1))
     return runs

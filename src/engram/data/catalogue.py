@@ -1,4 +1,4 @@
-"""The published datasets, as data: their files, checksums and mirrors."""
+"""The published datasets: their files, checksums and mirrors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engram.data.formats import Part
 
 @dataclass(frozen=True)
 class File:
-    """A published file: its place in the data folder (a `.gz` may lie there decompressed) and md5 sums."""
+    """A published file: its path in the data folder (a `.gz` may be there decompressed) and its md5 sums."""
 
     path: str
     md5: str
@@ -21,7 +21,7 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """A published archive that holds a source's files under the paths they have in the data folder."""
+    """A published archive that holds a source's files, under the paths that they have in the data folder."""
 
     path: str
     md5: str
@@ -29,7 +29,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset as published: the files of its splits, and the addresses under which they are served."""
+    """A dataset as published: the files of its splits, and the addresses that serve them."""
 
     name: str
     train: tuple[File, ...]
@@ -44,7 +44,7 @@ class Source:
 
 
 def _idx(name: str, folder: str, sums: str, *mirrors: str) -> Source:
-    """A dataset in MNIST's four files; `sums` has a line for each: its md5 and, if known, its content's."""
+    """A dataset in four files as MNIST's. `sums` has a line for each: its md5 sum and, if known, its content's."""
     files: list[File] = []
     for line, split in zip(sums.strip().splitlines(), ("train", "train", "t10k", "t10k"), strict=True):
         md5, *content_md5 = line.split()

@@ -1,8 +1,8 @@
-"""Fetch the published datasets: every mirror, a few times, and nothing kept that is not the published file.
+"""Download the published datasets, from every mirror, with retries, and keep only what is the published file.
 
-A download lands in a hidden folder beside its target and is moved into place only once its md5 sum is right,
-so an interrupted or damaged one leaves nothing behind. Of an archive only the expected members are taken, as
-regular files, under names that the source gives: no path and no link inside an archive is followed.
+A download goes to a hidden folder beside its target and is moved to its path only if its md5 sum is right, so an
+interrupted or damaged one leaves nothing behind. From an archive only the expected members are taken, as regular files,
+under the names that the source gives: no path and no link inside an archive is followed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engram.common.errors import InputError, reason
-from engram.data.bounded import MAX_BYTES
 from engram.data.catalogue import Archive, File, Source
+from engram.data.formats import MAX_BYTES
 from engram.data.sources import chosen_folder, is_usable, locate, source_named
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _CHUNK_BYTES = 2**16
-MAX_MEMBERS = 1000  # of an archive that are looked at: CIFAR-10's has nine
+MAX_MEMBERS = 1000  # of an archive that are read; CIFAR-10's has nine
 
 
 class Bar(Protocol):
-    """What pooch drives while it downloads one file: the few names of tqdm's bar that it uses."""
+    """The progress bar of one file: the methods of tqdm's bar that pooch calls."""
 
     total: Any
 
@@ -48,15 +48,15 @@ class Bar(Protocol):
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to insist: all mirrors once, then `retries` times more after pauses growing by `pause_s`."""
+class Retry:
+    """How often to retry: all mirrors once, then `retries` times more, after pauses that grow by `pause_s`."""
 
     retries: int = 2
     pause_s: float = 1.0
     timeout_s: float = 30.0
 
 
-PATIENCE = Patience()
+RETRY = Retry()
 
 
 def fetch(
@@ -64,26 +64,34 @@ def fetch(
     folder: str | Path | None = None,
     *,
     progress: Callable[[str], Bar] | None = None,
-    patience: Patience = PATIENCE,
+    retry: Retry = RETRY,
 ) -> list[Path]:
     """Download what is missing of a dataset and return the paths of all its files.
 
-    A file that is already there and can be read stays as it is, the published one or not: it may be a selection
-    of somebody's own. A damaged one is replaced. `progress` makes the bar of one file from its name: `progress_bars`.
+    A file that is there and can be read is kept, whether it is the published one or not: it may be the user's own
+    selection. A damaged one is replaced.
+
+    Args:
+        name: as `engram data list` shows it, or a `Source`.
+        folder: where to put the files; by default $ENGRAM_DATA or Engram's cache folder.
+        progress: makes the bar of one file from its name; `progress_bars` gives one.
+        retry: how often to retry.
+
+        fetch("mnist", "data")
     """
     source = source_named(name)
     if source.embedded:
-        raise InputError(f"{source.name} is inside the engram package, so there is nothing to download")
+        raise InputError(f"{source.name} is part of Engram, so there is nothing to download")
     root = chosen_folder(folder)
     wanted = [file for file in source.files if not is_usable(file, root)]
     try:
         if source.archive is None:
             for file in wanted:
                 with _staging(root / file.path) as staging:
-                    _place(_download(file, source.mirrors, staging, progress, patience), root / file.path)
+                    _place(_download(file, source.mirrors, staging, progress, retry), root / file.path)
         elif wanted:
             with _staging(root / wanted[0].path) as staging:
-                archive = _download(source.archive, source.mirrors, staging, progress, patience)
+                archive = _download(source.archive, source.mirrors, staging, progress, retry)
                 for file, member in _extract(archive, wanted, staging).items():
                     _place(member, root / file.path)
     except OSError as error:
@@ -93,7 +101,7 @@ def fetch(
 
 @contextmanager
 def progress_bars(console: Console | None = None) -> Iterator[Callable[[str], Bar]]:
-    """Bars of bytes, speed and time left: `with progress_bars() as bars: fetch(name, progress=bars)`."""
+    """Bars of bytes, speed and remaining time: `with progress_bars() as bars: fetch(name, progress=bars)`."""
     from rich import progress as rich
 
     columns = (
@@ -108,7 +116,7 @@ def progress_bars(console: Console | None = None) -> Iterator[Callable[[str], Ba
 
 
 class _RichBar:
-    """One line of a rich progress display, under the names that pooch expects of tqdm."""
+    """One line of a rich progress display, with the methods that pooch expects of tqdm."""
 
     def __init__(self, progress: Progress, name: str):
         self._progress = progress
@@ -120,14 +128,14 @@ class _RichBar:
 
     @total.setter
     def total(self, count: int) -> None:
-        """Pooch sets this as an attempt begins: a retry fills the same bar again; 0 means an unknown size."""
+        """Pooch sets this when an attempt starts; a retry fills the same bar again. 0 means an unknown size."""
         self._progress.reset(self._task, total=count or None)
 
     def update(self, count: int) -> None:
         self._progress.advance(self._task, count)
 
     def reset(self) -> None:
-        """Pooch sets the bar back only to fill it, which must not restart the clock of the speed."""
+        """Pooch resets the bar only to fill it, which must not restart the measurement of the speed."""
         self._progress.update(self._task, completed=0)
 
     def close(self) -> None:
@@ -139,32 +147,32 @@ def _download(
     mirrors: tuple[str, ...],
     staging: Path,
     progress: Callable[[str], Bar] | None,
-    patience: Patience,
+    retry: Retry,
 ) -> Path:
-    """One verified download in the staging folder, from the first mirror that gives it."""
+    """One verified download in the staging folder, from the first mirror that has it."""
     try:
         import pooch
     except ImportError as error:
         raise InputError("downloads need pooch, which `pip install pooch` installs") from error
     name = PurePosixPath(file.path).name
     downloader = pooch.HTTPDownloader(
-        progressbar=progress(name) if progress else False, chunk_size=_CHUNK_BYTES, timeout=patience.timeout_s
+        progressbar=progress(name) if progress else False, chunk_size=_CHUNK_BYTES, timeout=retry.timeout_s
     )
-    reason = "it has no mirrors"
-    for attempt in range(patience.retries + 1):
-        time.sleep(attempt * patience.pause_s)
+    why = "it has no mirrors"
+    for attempt in range(retry.retries + 1):
+        time.sleep(attempt * retry.pause_s)
         for mirror in mirrors:
             try:
                 with _quiet(pooch.get_logger()):
                     pooch.retrieve(mirror + name, f"md5:{file.md5}", name, staging, downloader=downloader)
                 return staging / name
-            except (ValueError, OSError) as error:  # a wrong md5 sum; anything of the network or the disk
-                reason = f"{mirror} failed with {_reason(error)}"
-    raise InputError(f"{name} could not be downloaded: {reason}")
+            except (ValueError, OSError) as error:  # a wrong md5 sum, or an error of the network or the disk
+                why = f"{mirror} failed with {_root_cause(error)}"
+    raise InputError(f"{name} could not be downloaded: {why}")
 
 
-def _reason(error: BaseException) -> str:
-    """The first sentence of what lies at the bottom of a network error, itself a page of wrappers."""
+def _root_cause(error: BaseException) -> str:
+    """The first sentence of the error at the bottom of a chain of wrapped network errors."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     sentence, *_ = " ".join(str(error).split()).split(". ")
@@ -184,19 +192,19 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 
 @contextmanager
 def _staging(target: Path) -> Iterator[Path]:
-    """A passing folder on the target's own disk, so that the move into place is one atomic step."""
+    """A temporary folder on the target's disk, so that the move to its path is atomic."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         yield Path(folder)
 
 
 def _place(staged: Path, target: Path) -> None:
-    staged.chmod(0o644)  # temporary files are private to their owner, data folders are often shared
+    staged.chmod(0o644)  # temporary files are private to their owner, but data folders are often shared
     os.replace(staged, target)
 
 
 def _extract(archive: Path, files: list[File], staging: Path) -> dict[File, Path]:
-    """Each file's verified copy in the staging folder, all of them or none."""
+    """A verified copy of each file in the staging folder, of all of them or none."""
     extracted = {file: staging / f"member-{number}" for number, file in enumerate(files)}
     try:
         with gzip.open(archive) as packed:

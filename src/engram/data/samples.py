@@ -1,11 +1,13 @@
-"""Inputs with their labels: the one shape in which data travel through Engram."""
+"""Inputs with their labels: the form that all data have in Engram."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ Origin = Literal["published", "structure", "custom"]
 class Samples:
     """`inputs` (N, ...) as uint8 pixels or floats, and `targets` (N,) as int64 class numbers.
 
-    With `rows`, only those of the N belong: so many selections share one store of pixels.
+    With `rows`, only those rows of the N are in it, so that several selections share one store of pixels.
     """
 
     inputs: Tensor
@@ -43,13 +45,40 @@ class Samples:
 
     @property
     def labels(self) -> Tensor:
-        """The targets of those that belong."""
+        """The targets of the samples that are in it."""
         return self.targets if self.rows is None else self.targets[self.rows]
 
+    def check(self, what: str, shape: tuple[int, ...], classes: Sequence[int]) -> None:
+        """Refuse samples that are no part of a task with this shape of inputs and these classes."""
+        if len(self) == 0:
+            raise InputError(f"{what} are empty")
+        if tuple(self.inputs.shape[1:]) != shape:
+            raise InputError(f"{what} have shape {tuple(self.inputs.shape[1:])}, those of the first task {shape}")
+        if self.inputs.is_floating_point() and not torch.isfinite(self.inputs).all():
+            raise InputError(f"{what} hold NaN or infinity")
+        stray = set(self.labels.unique().tolist()) - set(classes)
+        if stray:
+            raise InputError(f"{what} have the label {min(stray)}, which is not among the task's classes")
+
     def select(self, chosen: Tensor) -> Samples:
-        """Those of the samples, by a mask, without a copy of their inputs."""
+        """The samples that a mask selects, without a copy of their inputs."""
         assert self.rows is None
         return Samples(self.inputs, self.targets, chosen.nonzero()[:, 0])
+
+
+def as_samples(inputs: Any, targets: Any) -> Samples:
+    """Samples from arrays of NumPy or PyTorch: inputs as uint8 pixels or floats, targets as whole numbers."""
+    x, y = (a if isinstance(a, Tensor) else _as_tensor(np.ascontiguousarray(a)) for a in (inputs, targets))
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InputError(f"targets must be whole class numbers, not {y.dtype}")
+    return Samples(x if x.dtype == torch.uint8 else x.float(), y.long())
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise InputError(f"arrays must hold numbers, not {array.dtype}") from None
 
 
 @dataclass(frozen=True)
@@ -62,21 +91,21 @@ class Dataset:
     origin: Origin
 
     def provenance(self) -> dict[str, Any]:
-        """What a result file keeps about its data."""
+        """What a result file records about its data."""
         return {"name": self.name, "origin": self.origin, "train": len(self.train), "test": len(self.test)}
 
     def held_out(self) -> Dataset:
-        """For choices that the test samples must not see: the last sixth of the training samples in their place."""
+        """The dataset for choosing settings: the last sixth of the training samples in place of the test samples."""
         last = len(self.train) * 5 // 6
         return replace(self, train=self.train[slice(0, last)], test=self.train[slice(last, None)])
 
     def shortened(self, num_samples: int) -> Dataset:
-        """With at most so many samples for training, and for testing, the first of each."""
+        """The first samples for training and for testing, at most `num_samples` of each."""
         first = slice(0, num_samples)
         return replace(self, train=self.train[first], test=self.test[first])
 
     def fingerprint(self) -> str:
-        """The same for the same samples, and for no others."""
+        """A digest of all samples: two datasets have the same one if and only if their samples are the same."""
         digest = hashlib.sha256()
         for samples in (self.train, self.test):
             for tensor in (samples[slice(None)].inputs, samples.labels):

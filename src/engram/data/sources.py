@@ -1,9 +1,9 @@
 """Find, verify and load a dataset.
 
-Files lie in torchvision's folder layout. A file is *published* when its md5 sum, or that of its decompressed
-content, is the one its authors' file has; with other bytes it is still used if its *structure* is right
-(magic number, shapes, label range), because people crop and subset these datasets. A result records which of
-the two it was, so that nobody compares numbers from different data unknowingly.
+Files are in torchvision's folder layout. A file is *published* if its md5 sum, or that of its decompressed content,
+is that of the authors' file. With other bytes it is still used if its *structure* is right (magic number, shapes, label
+range), because people crop and subset these datasets. A result records which of the two it was, so that nobody compares
+numbers from different data by mistake.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from pathlib import Path
 
 from engram.common.errors import InputError, check_choice
 from engram.data import formats
-from engram.data.bounded import gunzip, read_file
 from engram.data.catalogue import SOURCES, File, Source
-from engram.data.formats import Part
+from engram.data.formats import Part, gunzip, read_file
 from engram.data.samples import Dataset, Origin
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file as found: `state` is "published", "structure", "missing", or one sentence on what is wrong."""
+    """One file as it was found. `state` is "published", "structure", "missing", or one sentence on what is wrong."""
 
     path: Path
     bytes: int
@@ -34,7 +33,7 @@ class FileCheck:
 
 
 def source_named(name: str | Source) -> Source:
-    """The source of this name; a `Source` of one's own passes through, to be fetched and loaded likewise."""
+    """The source of this name. A `Source` that you made yourself is returned as it is."""
     if isinstance(name, Source):
         return name
     check_choice("dataset", name, SOURCES)
@@ -42,19 +41,19 @@ def source_named(name: str | Source) -> Source:
 
 
 def named_folder(folder: str | Path | None = None) -> str | Path | None:
-    """The data folder that a person named, in the call or as $ENGRAM_DATA; None for Engram's own."""
+    """The data folder that the user named, in the call or as $ENGRAM_DATA; None for Engram's cache folder."""
     return folder or os.environ.get("ENGRAM_DATA") or None
 
 
 def chosen_folder(folder: str | Path | None = None) -> Path:
-    """Where the data are, or will be: the folder that was named, else Engram's own cache folder."""
+    """Where the data are, or will be: the folder that was named, or Engram's cache folder."""
     if named := named_folder(folder):
         return Path(os.path.expanduser(named))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "engram"
 
 
 def existing_folder(folder: str | Path | None = None) -> Path:
-    """`chosen_folder`, which must exist if a person named it: a mistyped path is no empty folder."""
+    """`chosen_folder`, which must exist if the user named it, so that a mistyped path is not an empty folder."""
     path = chosen_folder(folder)
     if named_folder(folder) and not path.is_dir():
         named_by = "" if folder else " that $ENGRAM_DATA names"
@@ -64,7 +63,14 @@ def existing_folder(folder: str | Path | None = None) -> Path:
 
 
 def load(name: str | Source, folder: str | Path | None = None) -> Dataset:
-    """Read a dataset, each file once, and verify all of it."""
+    """Read and verify a dataset.
+
+    Args:
+        name: as `engram data list` shows it, or a `Source`.
+        folder: where its files are; by default $ENGRAM_DATA or Engram's cache folder.
+
+        digits = load("mnist-small")
+    """
     source = source_named(name)
     root = _root(source, folder)
     found = [(file, locate(file, root)) for file in source.files]
@@ -79,21 +85,21 @@ def load(name: str | Source, folder: str | Path | None = None) -> Dataset:
 
 
 def check(name: str | Source, folder: str | Path | None = None) -> list[FileCheck]:
-    """Look at every file of a dataset and say of each what it is, or what is wrong with it."""
+    """Look at every file of a dataset, and report for each what it is or what is wrong with it."""
     source = source_named(name)
     root = _root(source, folder)
     return _check_split(source.train, root) + _check_split(source.test, root)
 
 
 def is_present(name: str | Source, folder: str | Path | None = None) -> bool:
-    """Whether every file of a dataset is there; `check` says whether they are any good."""
+    """Whether every file of a dataset is there. `check` tells whether they can be used."""
     source = source_named(name)
     root = _root(source, folder)
     return all(locate(file, root) is not None for file in source.files)
 
 
 def is_usable(file: File, root: Traversable) -> bool:
-    """Whether the folder holds this file, compressed or not, with the published bytes or at least their structure."""
+    """Whether the folder holds this file, compressed or not, with the right structure."""
     try:
         path = locate(file, root)
         if path is None:
@@ -105,7 +111,7 @@ def is_usable(file: File, root: Traversable) -> bool:
 
 
 def locate(file: File, root: Traversable) -> Traversable | None:
-    """The file under `root`, compressed or not; compressed first, since that is what a download replaces."""
+    """The file under `root`, compressed or not. The compressed one comes first, because a download replaces it."""
     for path in dict.fromkeys((file.path, file.path.removesuffix(".gz"))):
         candidate = root.joinpath(path)
         try:
@@ -122,13 +128,13 @@ def _root(source: Source, folder: str | Path | None) -> Traversable:
 
 def _remedy(source: Source, folder: str | Path | None) -> str:
     if source.embedded:
-        return "it is part of engram itself, which needs to be installed again"
+        return "it is part of Engram, which needs to be reinstalled"
     where = f" --data {shlex.quote(str(folder))}" if folder else ""
     return f"`engram data fetch {source.name}{where}` downloads it"
 
 
 def _read_bytes(path: Traversable) -> tuple[bytes, bytes]:
-    """A file's own bytes and its content, which differ if it is compressed."""
+    """The bytes of a file and its content, which differ if it is compressed."""
     raw = read_file(path)
     return raw, gunzip(raw, str(path)) if path.name.endswith(".gz") else raw
 

@@ -1,4 +1,4 @@
-"""Streams of tasks: Permuted, Imbalanced Permuted, Split, the Vision Datasets Mixture, and your own arrays."""
+"""Streams of tasks: permuted, imbalanced, split, mixture, and from your own arrays."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.common.seeding import generator
-from engram.data.samples import Dataset, Samples
+from engram.data.samples import Dataset, Samples, as_samples
 from engram.data.sources import load
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something to learn: training and test samples, and the outputs that take part in it."""
+    """Training and test samples, and the outputs that take part in the task."""
 
     name: str
     train: Samples
     test: Samples
-    classes: tuple[int, ...]  # the others are masked out
+    classes: tuple[int, ...]  # the other outputs are masked out
     permutation: Tensor | None = None  # the order in which the pixels of each input are read
     taught: tuple[int, ...] = ()  # the outputs that take part in training; by default the task's classes
 
@@ -35,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Stream:
-    """Tasks in the order in which they are to be learned, all by one network with `num_classes` outputs."""
+    """Tasks in the order in which one network with `num_classes` outputs learns them."""
 
     tasks: tuple[Task, ...]
     num_classes: int
@@ -44,7 +43,7 @@ class Stream:
         if not self.tasks:
             raise InputError("a stream needs at least one task")
         shape = self.input_shape
-        checked = set()  # tasks may share their samples
+        checked = set()  # samples that several tasks share are checked once
         for task in self.tasks:
             if len(set(task.classes)) < len(task.classes) or not set(task.classes) <= set(range(self.num_classes)):
                 rule = f"must lie in 0..{self.num_classes - 1}, once each"
@@ -53,7 +52,7 @@ class Stream:
                 if (id(samples), task.classes) in checked:
                     continue
                 checked.add((id(samples), task.classes))
-                _check_samples(f"the {part} samples of task {task.name!r}", samples, shape, task.classes)
+                samples.check(f"the {part} samples of task {task.name!r}", shape, task.classes)
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -73,7 +72,7 @@ class Stream:
         return tuple(self.tasks[0].train.inputs.shape[1:])
 
     def provenance(self) -> dict[str, Any]:
-        """What a result file keeps about the data of a stream of one's own."""
+        """What a result file records about the data of a custom stream."""
         train, test = (
             sum(len(samples) for samples in part) for part in zip(*((t.train, t.test) for t in self), strict=True)
         )
@@ -81,7 +80,7 @@ class Stream:
 
 
 def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
-    """The streams on a device; tensors that tasks or streams share are there once."""
+    """The streams on a device. Tensors that tasks or streams share are copied once."""
     moved: dict[int, Tensor] = {}
     parts: dict[int, Samples] = {}
 
@@ -115,7 +114,15 @@ def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream
 
 
 def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
-    """Permuted MNIST: every task reads the pixels in a random order of its own; the classes stay."""
+    """Permuted MNIST: each task reads the pixels in another random order. The classes stay the same.
+
+    Args:
+        dataset: a loaded dataset, or its name.
+        num_tasks: the number of tasks.
+        seed, trial: the permutations are drawn from these.
+
+        stream = engram.streams.permuted("mnist-small", num_tasks=3)
+    """
     dataset = _loaded(dataset)
     classes = _classes_of(dataset)
     num_pixels = dataset.train.inputs[0].numel()
@@ -135,7 +142,7 @@ def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, tria
 
 
 def removal_probabilities(num_tasks: int, num_classes: int, imbalance_seed: int = 0) -> Tensor:
-    """For each task and class the probability, from U(0, 1), with which a training sample is removed."""
+    """The probability, from U(0, 1), that a training sample is removed, for each task and class."""
     return torch.stack(
         [
             torch.rand(num_classes, generator=generator(imbalance_seed, "removal probability", n))
@@ -147,9 +154,11 @@ def removal_probabilities(num_tasks: int, num_classes: int, imbalance_seed: int 
 def imbalanced(
     dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0, imbalance_seed: int = 0
 ) -> Stream:
-    """Imbalanced Permuted MNIST: as `permuted`, but each task lost training samples, of some classes more than others.
+    """Imbalanced Permuted MNIST: `permuted` with training samples removed, of some classes more than of others.
 
-    The removal probabilities depend on `imbalance_seed` alone: as in the paper, they are the same in all experiments.
+    Args:
+        dataset, num_tasks, seed, trial: as for `permuted`.
+        imbalance_seed: of the removal probabilities. As in the paper, these are the same in all experiments.
     """
     stream = permuted(dataset, num_tasks=num_tasks, seed=seed, trial=trial)
     removal = removal_probabilities(num_tasks, stream.num_classes, imbalance_seed)
@@ -163,7 +172,15 @@ def imbalanced(
 
 
 def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
-    """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair a task, the other outputs masked out."""
+    """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair a task, with the other outputs masked out.
+
+    Args:
+        dataset: a loaded dataset, or its name.
+        num_tasks: how many of the tasks; None for all.
+        classes_per_task: the number of classes in each task.
+
+        stream = engram.streams.split("mnist-small", num_tasks=2)
+    """
     dataset = _loaded(dataset)
     if classes_per_task < 1:
         raise InputError(f"a task needs at least one class, not {classes_per_task}")
@@ -188,7 +205,14 @@ def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_t
 
 
 def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) -> Stream:
-    """The Vision Datasets Mixture: a dataset a task, each with outputs of its own, as 3-channel images of 32×32."""
+    """The vision datasets mixture: one dataset a task, each with its own outputs, as 3-channel images of 32×32.
+
+    Args:
+        datasets: loaded datasets, or their names.
+        num_tasks: how many of the datasets; None for all.
+
+        stream = engram.streams.mixture(["mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10"])
+    """
     if num_tasks is not None and not 1 <= num_tasks <= len(datasets):
         raise InputError(f"the mixture has 1 to {len(datasets)} tasks, not {num_tasks}")
     loaded = [_loaded(dataset) for dataset in datasets]
@@ -205,13 +229,13 @@ def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) 
     return Stream(tuple(tasks), num_classes=sum(sizes))
 
 
-def masked_only_when_examined(stream: Stream) -> Stream:
-    """The same tasks, but in training all outputs take part in each: the network is not told of which task it is."""
+def masked_only_in_evaluation(stream: Stream) -> Stream:
+    """The same tasks, with all outputs in training, so that the network does not know which task it learns."""
     return replace(stream, tasks=tuple(replace(task, taught=tuple(range(stream.num_classes))) for task in stream))
 
 
 def as_colour_32(images: Tensor) -> Tensor:
-    """Images (N, 1 or 3, H, W) zero-padded on all sides to 32×32, with one channel replicated to three."""
+    """Images (N, 1 or 3, H, W) zero-padded on all sides to 32×32, with a single channel replicated to three."""
     rows, columns = 32 - images.shape[2], 32 - images.shape[3]
     padded = F.pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
     return padded.expand(-1, 3, -1, -1)
@@ -224,11 +248,16 @@ def from_arrays(
     num_classes: int | None = None,
     names: Sequence[str] | None = None,
 ) -> Stream:
-    """A stream of your own: for each task (train inputs, train targets, test inputs, test targets).
+    """A stream of your own arrays, of NumPy or PyTorch.
 
-    Arrays of NumPy or PyTorch; inputs as floats, or as uint8 pixels that are scaled to [0, 1]; targets as whole
-    numbers from 0. By default every output takes part in every task; `classes` names the outputs of each task,
-    and the others are then masked out in it.
+    Args:
+        tasks: for each task (train inputs, train targets, test inputs, test targets). Inputs are floats, or uint8
+            pixels, which are scaled to [0, 1]. Targets are whole numbers from 0.
+        classes: the outputs of each task, with the others masked out; by default every task has all outputs.
+        num_classes: the number of outputs; by default one more than the largest target.
+        names: of the tasks; by default "task 1" and so on.
+
+        stream = engram.streams.from_arrays([(x1, y1, x1_test, y1_test), (x2, y2, x2_test, y2_test)])
     """
     pairs = []
     for arrays in tasks:
@@ -236,47 +265,21 @@ def from_arrays(
             raise InputError(
                 f"a task is (train inputs, train targets, test inputs, test targets), not {len(arrays)} arrays"
             )
-        pairs.append((_as_samples(*arrays[:2]), _as_samples(*arrays[2:])))
+        pairs.append((as_samples(*arrays[:2]), as_samples(*arrays[2:])))
     if num_classes is None:
         num_classes = 1 + max((int(s.labels.max()) for pair in pairs for s in pair if len(s)), default=0)
-    own = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
+    groups = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
     names = [f"task {n + 1}" for n in range(len(pairs))] if names is None else names
-    if not len(pairs) == len(own) == len(names):
-        raise InputError(f"there are {len(pairs)} tasks but {len(own)} groups of classes and {len(names)} names")
+    if not len(pairs) == len(groups) == len(names):
+        raise InputError(f"there are {len(pairs)} tasks but {len(groups)} groups of classes and {len(names)} names")
     return Stream(
-        tuple(Task(name, *pair, classes=group) for name, pair, group in zip(names, pairs, own, strict=True)),
+        tuple(Task(name, *pair, classes=group) for name, pair, group in zip(names, pairs, groups, strict=True)),
         num_classes,
     )
 
 
-def _as_samples(inputs: Any, targets: Any) -> Samples:
-    x, y = (a if isinstance(a, Tensor) else _as_tensor(np.ascontiguousarray(a)) for a in (inputs, targets))
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InputError(f"targets must be whole class numbers, not {y.dtype}")
-    return Samples(x if x.dtype == torch.uint8 else x.float(), y.long())
-
-
-def _as_tensor(array: np.ndarray) -> Tensor:
-    try:
-        return torch.from_numpy(array)
-    except TypeError:
-        raise InputError(f"arrays must hold numbers, not {array.dtype}") from None
-
-
-def _check_samples(what: str, samples: Samples, shape: tuple[int, ...], classes: Sequence[int]) -> None:
-    if len(samples) == 0:
-        raise InputError(f"{what} are empty")
-    if tuple(samples.inputs.shape[1:]) != shape:
-        raise InputError(f"{what} have shape {tuple(samples.inputs.shape[1:])}, those of the first task {shape}")
-    if samples.inputs.is_floating_point() and not torch.isfinite(samples.inputs).all():
-        raise InputError(f"{what} hold NaN or infinity")
-    stray = set(samples.labels.unique().tolist()) - set(classes)
-    if stray:
-        raise InputError(f"{what} have the label {min(stray)}, which is not among the task's classes")
-
-
 def _loaded(dataset: Dataset | str) -> Dataset:
-    """A dataset may be given by name: it is then found where `engram data list` shows it."""
+    """A dataset that may be given by name; it is then loaded from where `engram data list` finds it."""
     return load(dataset) if isinstance(dataset, str) else dataset
 
 

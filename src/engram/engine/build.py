@@ -69,7 +69,7 @@ def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Data
     if config.max_samples is not None:
         datasets = [dataset.shortened(config.max_samples) for dataset in datasets]
     made: list[Stream] = _built(BENCHMARKS[config.benchmark], config, datasets, trials)
-    return made if config.mask_training else [streams.masked_only_when_examined(stream) for stream in made]
+    return made if config.mask_training else [streams.masked_only_in_evaluation(stream) for stream in made]
 
 
 def build_learner(

@@ -13,7 +13,7 @@ import torch
 from engram.common.errors import InputError, shortened
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.samples import Dataset
-from engram.data.streams import Stream, masked_only_when_examined, move_streams
+from engram.data.streams import Stream, masked_only_in_evaluation, move_streams
 from engram.engine.build import (
     Custom,
     build_model,
@@ -46,7 +46,7 @@ class Source:
     def streams(self, config: Config, trials: Sequence[int]) -> list[Stream]:
         if self.stream is None:
             return build_streams(config, trials, self.datasets[: len(dataset_names(config))])
-        learned = self.stream if config.mask_training else masked_only_when_examined(self.stream)
+        learned = self.stream if config.mask_training else masked_only_in_evaluation(self.stream)
         return [learned] * len(trials)
 
 
