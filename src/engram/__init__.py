@@ -19,7 +19,7 @@ _HOME = {
     "OnlineEWC": "engram.penalties",
     "Penalty": "engram.penalties",
     "PlainSoftmax": "engram.nn.heads",
-    "Progress": "engram.runs.experiment",
+    "Progress": "engram.engine.progress",
     "Result": "engram.runs.result",
     "SI": "engram.penalties",
     "export_onnx": "engram.integrations.export",
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engram.config.settings import Config as Config
     from engram.config.settings import load_config as load_config
     from engram.data import streams as streams
+    from engram.engine.progress import Progress as Progress
     from engram.integrations.export import export_onnx as export_onnx
     from engram.integrations.export import export_program as export_program
     from engram.integrations.export import fold as fold
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from engram.penalties import NoPenalty as NoPenalty
     from engram.penalties import OnlineEWC as OnlineEWC
     from engram.penalties import Penalty as Penalty
-    from engram.runs.experiment import Progress as Progress
     from engram.runs.experiment import run as run
     from engram.runs.experiment import run_many as run_many
     from engram.runs.result import Divergence as Divergence

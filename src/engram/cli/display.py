@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,8 +18,8 @@ from engram.common.errors import printable
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
+    from engram.engine.progress import Progress as RunProgress
     from engram.report.layout import Table
-    from engram.runs.experiment import Progress as RunProgress
     from engram.runs.result import Result
 
 STEPS = 10_000  # of a bar
@@ -43,13 +43,13 @@ class RunDisplay:
     Without a terminal, lines are printed instead of the bar. Notes and diverged trials are printed in both cases.
     """
 
-    def __init__(self, configs: Sequence[Config], console: Console):
-        from engram.runs.news import News
+    def __init__(self, configs: Mapping[str, Config], console: Console):
+        from engram.runs.progress import ProgressLines
 
         self.console = console
-        self.news = News()
-        self.num_tasks = configs[0].num_tasks
-        self.rows = {config.method: "" for config in configs}
+        self.lines = ProgressLines()
+        self.num_tasks = max(config.num_tasks for config in configs.values())
+        self.rows = dict.fromkeys(configs, "")
         self.bar = Progress(*columns("[bold]task {task.fields[now]}"), console=console)
         self.whole = self.bar.add_task("", total=STEPS, now=f"1/{self.num_tasks}")
         self.live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
@@ -65,19 +65,19 @@ class RunDisplay:
         self.live.stop()
 
     def show(self, seen: RunProgress) -> None:
-        from engram.runs.news import task_row
+        from engram.runs.progress import task_row
 
-        if seen.note and seen.share > 0 and self.bar.tasks[0].completed == 0:
+        if seen.note and seen.done > 0 and self.bar.tasks[0].completed == 0:
             # A resumed run: what was done before says nothing about its speed now.
-            self.bar.reset(self.whole, completed=round(STEPS * seen.share))
-        self.bar.update(self.whole, completed=round(STEPS * seen.share), now=f"{seen.task + 1}/{self.num_tasks}")
-        for line in self.news.warnings(seen):
+            self.bar.reset(self.whole, completed=round(STEPS * seen.done))
+        self.bar.update(self.whole, completed=round(STEPS * seen.done), now=f"{seen.task + 1}/{self.num_tasks}")
+        for line in self.lines.warnings(seen):
             print_line(self.console, line)
-        for line in self.news.lines(seen):
+        for line in self.lines.task_lines(seen):
             if not self.console.is_terminal:
                 print_line(self.console, line)
-        for result in seen.results or ():
-            self.rows[result.config.method] = task_row(result, seen.task) or self.rows[result.config.method]
+        if seen.task_ended:
+            self.rows = {label: task_row(seen, label) or row for label, row in self.rows.items()}
 
     def _draw(self) -> RenderableType:
         lines = RichTable.grid(padding=(0, 2))
@@ -113,7 +113,7 @@ class Bars:
         task = self.bars.add_task(what, total=STEPS)
 
         def show(seen: RunProgress) -> None:
-            self.bars.update(task, completed=round(STEPS * seen.share))
+            self.bars.update(task, completed=round(STEPS * seen.done))
             if seen.note and (what, seen.note) not in self.printed:
                 self.printed.add((what, seen.note))
                 print_line(self.console, seen.note)

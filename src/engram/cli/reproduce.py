@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from engram.cli.interruption import Interruption
     from engram.data.samples import Dataset
     from engram.engine import Engine
-    from engram.runs.parts import Part
-    from engram.runs.sheets import Sheet
+    from engram.reproduction.plan import Part
+    from engram.runs.run import Run
 
 
 def reproduce(
@@ -59,17 +59,15 @@ def reproduce(
     from engram.cli.display import Bars, print_line
     from engram.cli.interruption import interruptible
     from engram.engine import start_engine
+    from engram.engine.runtime import Runtime
+    from engram.reproduction.folder import claim_reproduction, part_folder
     from engram.reproduction.page import write_report
     from engram.reproduction.plan import plan
-    from engram.runs.experiment import Setting
-    from engram.runs.parts import Part, groups_of, run_part
-    from engram.runs.sheets import sheet_path
-    from engram.runs.start import check_options
+    from engram.runs.start import check_run, complete_run
 
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
-    planned = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
-    parts = [Part(each.name, each.benchmark, each.configs) for each in planned]
+    parts = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
     command = command_line(context)
@@ -77,21 +75,30 @@ def reproduce(
         start_engine(engine, address) as started,
         interruptible(lambda: f"`{command}` resumes it", console) as interruption,
     ):
-        setting = Setting(device, precision, stack, engine=started, stop_asked=interruption.asked)
-        first = list(groups_of(parts[0])[0].entries.values())
-        check_options(first, setting)  # before anything is made or fetched
+        runtime = Runtime(device, precision, stack, engine=started)
+        check_run(parts[0].configs, runtime)  # before anything is made or fetched
         loader = _Loader(data, console, interruption)
         wanted = [each for each in parts if loader.can_load(each, folder, needed=bool(benchmark))]
+        warning = claim_reproduction(folder, command, quick, runtime)
+        if warning:
+            print_line(console, warning)
         with Bars(console) as bars:
 
             def run(each: Part) -> None:
-                path = sheet_path(folder, each.benchmark, each.name)
-                there = path.exists()
+                path = part_folder(folder, each.benchmark, each.name)
+                there = _is_finished(path)
                 with bars.bar(f"{parts.index(each) + 1}/{len(parts)} {each.benchmark}: {each.name}") as show:
-                    sheet = run_part(
-                        each, path, loader.load, command=command, quick=quick, setting=setting, report=show
+                    found = complete_run(
+                        each.configs,
+                        [] if there else loader.load(next(iter(each.configs.values()))),
+                        path,
+                        command=command,
+                        runtime=runtime,
+                        about={"part": each.name, "quick": quick},
+                        report=show,
+                        stop_asked=interruption.asked,
                     )
-                print_line(console, _done(sheet, there))
+                print_line(console, _done(each, found, there))
 
             _run_all(run, wanted, started)
     print_line(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
@@ -127,12 +134,12 @@ class _Loader:
     def can_load(self, part: Part, folder: Path, needed: bool) -> bool:
         """Whether there are data for a part. One that was not asked for by name is left out where there are none."""
         from engram.cli.display import print_line
-        from engram.runs.sheets import sheet_path
+        from engram.reproduction.folder import part_folder
 
-        if sheet_path(folder, part.benchmark, part.name).exists():
+        if _is_finished(part_folder(folder, part.benchmark, part.name)):
             return True
         try:
-            self.load(next(iter(part.entries.values())))
+            self.load(next(iter(part.configs.values())))
         except InputError as reason:
             if needed:
                 raise
@@ -143,7 +150,14 @@ class _Loader:
         return True
 
 
-def _done(sheet: Sheet, was_there: bool) -> str:
-    lost = sum(len(result.diverged) for result in sheet.entries.values())
-    how = "was finished already" if was_there else f"{sheet.about['models']} models in {sheet.about['seconds']:.0f} s"
-    return f"{sheet.benchmark}: {sheet.part}, {how}" + (f"; {lost} diverged" if lost else "")
+def _is_finished(path: Path) -> bool:
+    from engram.runs.run import read_run
+    from engram.runs.start import has_started
+
+    return has_started(path) and read_run(path, dynamics=False).finished
+
+
+def _done(part: Part, run: Run, was_there: bool) -> str:
+    diverged = sum(len(result.diverged) for result in run.results.values())
+    how = "was finished already" if was_there else f"{run.num_models} models in {run.about['seconds']:.0f} s"
+    return f"{part.benchmark}: {part.name}, {how}" + (f"; {diverged} diverged" if diverged else "")

@@ -25,23 +25,33 @@ def table(
     check_choice("format", format, ("text", "markdown", "csv"))
     from rich.console import Console
 
-    from engram.cli.display import print_tables
+    from engram.cli.display import print_line, print_tables
     from engram.report.tables import gains, summary
-    from engram.runs.result import read_run
+    from engram.runs.run import open_runs
 
-    description, found = read_run(folder)
-    results = {result.config.method: result for result in found}
-    if format == "text":
-        print_tables(results, Console())
-        if "finished" not in description:
-            print(f"This run is not finished; `engram run --resume {folder}` resumes it.")
-        return
-    if format == "csv":
-        print(summary(results).to_csv(), end="")
-        return
-    for made in (summary(results), gains(results)):
-        if made is not None:
-            print(made.to_markdown())
+    runs = open_runs(folder, dynamics=False)
+    with_results = {name: run for name, run in runs.items() if run.results}
+    problems = [problem for run in runs.values() for problem in run.problems.values()]
+    if not with_results:
+        raise InputError(problems[0] if problems else f"there are no results in {folder} yet")
+    if format == "csv" and len(with_results) > 1:
+        raise InputError(f"{folder} holds several runs: name one of them, such as {folder / next(iter(with_results))}")
+    console = Console()
+    for name, run in with_results.items():
+        if format == "csv":
+            print(summary(run.results).to_csv(), end="")
+            return
+        if len(with_results) > 1:
+            print(name if format == "text" else f"## {name}\n")
+        if format == "text":
+            print_tables(run.results, console)
+        else:
+            for made in (summary(run.results), gains(run.results)):
+                print("" if made is None else made.to_markdown())
+        if not run.finished and format == "text":
+            print_line(console, f"This run is not finished; `engram run --resume {folder}` resumes it.")
+    for problem in problems:
+        print_line(console, problem)
 
 
 def figures(

@@ -22,7 +22,7 @@ from engram.config.settings import Config, load_config, parse_setting
 if TYPE_CHECKING:
     from engram.cli.display import RunDisplay
     from engram.cli.interruption import Interruption
-    from engram.runs.result import Result
+    from engram.runs.run import Run
 
 ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is resumed is not part of it
 
@@ -115,11 +115,12 @@ def run(
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
     configs = configs_of(benchmark, methods, changes, steady)
-    _start(configs, data, (device, precision, stack), (engine, address), out, log, command_line(context))
+    by_method = {config.method: config for config in configs}
+    _start(by_method, data, (device, precision, stack), (engine, address), out, log, command_line(context))
 
 
 def _start(
-    configs: list[Config],
+    configs: dict[str, Config],
     data: str | None,
     how: tuple[str, str, int | None],
     engine: tuple[str, str | None],
@@ -127,43 +128,64 @@ def _start(
     log: str | None,
     command: str,
 ) -> None:
-    from dataclasses import replace
-
     from engram.engine import start_engine
-    from engram.runs.experiment import Setting
-    from engram.runs.start import check_options, default_folder, run_methods
-    from engram.runs.tensorboard import check_log
+    from engram.engine.runtime import Runtime
+    from engram.runs.start import check_run, default_folder, start_run
 
     console = Console()
-    check_log(log)
-    folder = out or default_folder(configs[0].benchmark)
+    first = next(iter(configs.values()))
+    folder = out or default_folder(first.benchmark)
     with start_engine(*engine) as started:
-        setting = Setting(*how, engine=started)
-        check_options(configs, setting)  # before anything is downloaded
-        datasets = load_or_fetch(configs[0], data, console)
+        runtime = Runtime(*how, engine=started)
+        check_run(configs, runtime, log=log)  # before anything is downloaded
+        datasets = load_or_fetch(first, data, console)
         with _watched(configs, folder, console) as (display, interruption):
-            results = run_methods(
+            run = start_run(
                 configs,
                 datasets,
                 folder,
                 command=command,
-                setting=replace(setting, stop_asked=interruption.asked),
+                runtime=runtime,
                 log=log,
                 report=display.show,
+                stop_asked=interruption.asked,
             )
-    _finish(results, folder, console)
+    _finish(run, console)
 
 
 def _resume(folder: Path, data: str | None, engine: str, address: str | None) -> None:
     from engram.engine import start_engine
-    from engram.runs.start import read_unfinished, resume_methods
+    from engram.runs.run import saved_arguments
+    from engram.runs.start import read_unfinished, resume_run
 
+    if (arguments := saved_arguments(folder)) is not None:
+        _run_again(arguments, folder, data, engine, address)
+        return
     console = Console()
-    _, configs = read_unfinished(folder)
-    datasets = load_or_fetch(configs[0], data, console)
+    configs, _ = read_unfinished(folder)
+    datasets = load_or_fetch(max(configs.values(), key=lambda config: config.num_tasks), data, console)
     with start_engine(engine, address) as started, _watched(configs, folder, console) as (display, interruption):
-        results = resume_methods(folder, datasets, engine=started, stop_asked=interruption.asked, report=display.show)
-    _finish(results, folder, console)
+        run = resume_run(folder, datasets, engine=started, report=display.show, stop_asked=interruption.asked)
+    _finish(run, console)
+
+
+def _run_again(arguments: list[str], folder: Path, data: str | None, engine: str, address: str | None) -> None:
+    """Run the command of a sweep or a reproduction again, which resumes it."""
+    from engram.cli.main import main
+
+    if arguments[0] not in ("sweep", "reproduce"):
+        raise InputError(f"{folder} was not left by engram sweep or engram reproduce")
+    given = {"--out": str(folder), "--data": data, "--engine": engine, "--address": address}
+    changed = {name: value for name, value in given.items() if value is not None}
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if skip or name in changed:
+            skip = not skip and name in changed and not value
+        else:
+            kept.append(word)
+    main([*kept, *(word for pair in changed.items() for word in pair)])
 
 
 def _refuse_other_options(context: typer.Context) -> None:
@@ -177,26 +199,26 @@ def _refuse_other_options(context: typer.Context) -> None:
 
 
 @contextmanager
-def _watched(configs: list[Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
+def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
     """Show the progress of a run, and say how to resume it when it is stopped."""
     from engram.cli.display import RunDisplay
     from engram.cli.interruption import interruptible
-    from engram.runs.start import has_begun
+    from engram.runs.start import has_started
 
     def how_to_resume() -> str:
-        return resume_hint(folder) if has_begun(folder) else ""
+        return resume_hint(folder) if has_started(folder) else ""
 
     with interruptible(how_to_resume, console) as interruption, RunDisplay(configs, console) as display:
         yield display, interruption
 
 
-def _finish(results: list[Result], folder: Path, console: Console) -> None:
+def _finish(run: Run, console: Console) -> None:
     from engram.cli.display import print_line, print_tables
 
-    print_tables({result.config.method: result for result in results}, console)
-    drawn = f"`engram figures {folder}` draws them, `engram report {folder}` makes one page"
-    print_line(console, f"Results are in {folder}; {drawn}.")
-    diverged = [f"{result.config.method}, {divergence}" for result in results for divergence in result.diverged]
+    print_tables(run.results, console)
+    drawn = f"`engram figures {run.path}` draws them, `engram report {run.path}` makes one page"
+    print_line(console, f"Results are in {run.path}; {drawn}.")
+    diverged = [f"{label}, {divergence}" for label, result in run.results.items() for divergence in result.diverged]
     if diverged:
         more = f" (and {len(diverged) - 1} more)" if len(diverged) > 1 else ""
         raise InputError(f"{diverged[0]}{more}; what was learned before is saved")

@@ -21,7 +21,7 @@ from engram.config.methods import all_methods
 
 if TYPE_CHECKING:
     from engram.report.layout import Table
-    from engram.runs.store.index import Index, Report
+    from engram.runs.store import Listing, Report
 
 runs_app = typer.Typer(help="List, show, compare and export the runs of a folder.", no_args_is_help=True)
 
@@ -65,21 +65,21 @@ def list_runs(
 
     Example: engram runs list runs --method dhp+si --where 'epochs>=5' --sort -accuracy
     """
-    from engram.runs.store.cells import in_csv
-    from engram.runs.store.query import parse_conditions, select, shown_columns
+    from engram.runs.export import in_csv
+    from engram.runs.store import parse_conditions, select, shown_columns
 
     check_choice("format", format, ("table", "json", "csv"))
     chosen = [name.strip() for name in settings.split(",")] if settings else []
     given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
     conditions = parse_conditions(given, where or ())
-    index = _open_index(folder)
-    rows = select(index, conditions, settings=chosen, sort=sort, limit=limit)
+    columns = shown_columns(chosen)
+    rows = select(_list(folder).rows, conditions, sort=sort, limit=limit)
     if format == "json":
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([{name: row[name] for name in columns} for row in rows], indent=1))
     elif format == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(shown_columns(chosen))
-        writer.writerows([in_csv(value) for value in row.values()] for row in rows)
+        writer.writerow(columns)
+        writer.writerows([in_csv(row[name]) for name in columns] for row in rows)
     else:
         print(_listing(rows, chosen, folder).to_text(), end="")
 
@@ -95,31 +95,28 @@ def show_run(
     from rich.console import Console
 
     from engram.cli.display import print_line, print_table, print_tables
-    from engram.report.compare import accuracy_table, sides_of
     from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
     from engram.report.layout import Table
-    from engram.runs.store.stored import open_stored
+    from engram.runs.run import open_runs
 
-    stored, console = open_stored(_path_of(run)), Console()
-    about = stored.about
-    states = dict.fromkeys(entry.state for entry in stored.entries)
-    facts = {"kind": stored.kind, "state": ", ".join(states)}
-    facts |= {name: str(about[name]) for name in ("command", "started", "finished") if about.get(name)}
-    facts |= {"time": taken} if (taken := time_taken(about)) else {}
-    print_table(Table(str(stored.path), ("what", "value"), list(facts.items())), console)
-    results = {entry.label: entry.result for entry in stored.entries if entry.result is not None}
-    if results and stored.kind != "sheet":
-        print_tables(results, console)
-    elif results:
-        print_table(accuracy_table(sides_of({stored.path.name: stored})), console)
-    for made in (changes_table(results), versions_table(about), data_table(about)) if results else ():
-        if made is not None:
-            print_table(made, console)
-    for entry in stored.entries:
-        if entry.problem:
-            print_line(console, f"{entry.label or stored.path}: {entry.problem}")
-        elif entry.result is None:
-            print_line(console, f"{entry.label}: no trials yet")
+    console = Console()
+    for name, found in open_runs(_path_of(run), dynamics=False).items():
+        about = found.about
+        states = dict.fromkeys(found.state(label) for label in found.configs)
+        facts = {"state": ", ".join(states)}
+        facts |= {key: str(about[key]) for key in ("command", "started", "finished") if about.get(key)}
+        facts |= {"time": taken} if (taken := time_taken(about)) else {}
+        print_table(Table(str(found.path or name), ("what", "value"), list(facts.items())), console)
+        if found.results:
+            print_tables(found.results, console)
+            for made in (changes_table(found.results), versions_table(about), data_table(about)):
+                if made is not None:
+                    print_table(made, console)
+        for label in found.configs:
+            if label in found.problems:
+                print_line(console, f"{label}: {found.problems[label]}")
+            elif label not in found.results:
+                print_line(console, f"{label}: no trials yet")
 
 
 @runs_app.command("compare")
@@ -137,18 +134,17 @@ def compare_runs(
 
     from engram.cli.display import print_line, print_table
     from engram.report.compare import accuracy_table, differences_table, settings_table, sides_of
-    from engram.runs.store.stored import open_stored
+    from engram.runs.run import read_run
 
     if len(set(runs)) < 2:
         raise InputError(f"compare needs two runs or more, not only {' '.join(runs)}")
-    opened, console = {name: open_stored(_path_of(name)) for name in runs}, Console()
+    opened, console = {name: read_run(_path_of(name), dynamics=False) for name in runs}, Console()
     sides = sides_of(opened)
     for made in (settings_table(sides), accuracy_table(sides), differences_table(sides)):
         print_table(made, console)
-    for name, stored in opened.items():
-        for entry in stored.entries:
-            if entry.problem:
-                print_line(console, f"{entry.label} of {name} is left out: {entry.problem}")
+    for name, found in opened.items():
+        for label, problem in found.problems.items():
+            print_line(console, f"{label} of {name} is left out: {problem}")
 
 
 @runs_app.command("export")
@@ -167,14 +163,14 @@ def export_runs(
     Example: engram runs export runs --out runs.csv
     """
     from engram.report.layout import count
-    from engram.runs.store.export import export
-    from engram.runs.store.query import parse_conditions, select
+    from engram.runs.export import export
+    from engram.runs.store import parse_conditions, select
 
     given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
     conditions = parse_conditions(given, where or ())
-    index = _open_index(folder)
+    chosen = select(_list(folder).rows, conditions)
     with _bar("exporting runs") as report:
-        written, without = export(index, select(index, conditions), out, matrix=matrix, report=report)
+        written, without = export(folder, chosen, out, matrix=matrix, report=report)
     left_out = f"; {without} without results left out" if without else ""
     print(f"{count(written, 'row')} in {out}{left_out}")
 
@@ -190,15 +186,15 @@ def _path_of(run: str) -> Path:
     raise InputError(f"there is no run {run}" + (f" (did you mean {parent / near[0]}?)" if near else ""))
 
 
-def _open_index(folder: Path) -> Index:
-    from engram.runs.store.index import Index
+def _list(folder: Path) -> Listing:
+    from engram.runs.store import list_runs
 
     with _bar("reading runs") as report:
-        index = Index(folder, report)
-    if index.closed:
-        more = f" (and {len(index.closed) - 1} more)" if len(index.closed) > 1 else ""
-        print(f"engram: cannot read {folder / index.closed[0]}{more}", file=sys.stderr)
-    return index
+        listing = list_runs(folder, report)
+    if listing.unreadable:
+        more = f" (and {len(listing.unreadable) - 1} more)" if len(listing.unreadable) > 1 else ""
+        print(f"engram: cannot read {listing.unreadable[0]}{more}", file=sys.stderr)
+    return listing
 
 
 @contextmanager
@@ -238,7 +234,7 @@ def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], folder: Pa
     shown = [
         (
             printable(row["run"]),
-            (row["label"] if row["kind"] == "sheet" else row["method"]) or "–",
+            printable(row["label"]) or "–",
             row["benchmark"] or "–",
             row["dataset"] or "–",
             _or_dash(row["tasks"]),
@@ -252,8 +248,8 @@ def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], folder: Pa
         )
         for row in rows
     ]
-    columns = ("run", "method", "benchmark", "dataset", "tasks", "trials", "state", *settings)
-    title = f"{count(len(rows), 'method')} of {count(len({row['run'] for row in rows}), 'run')} in {folder}"
+    columns = ("run", "label", "benchmark", "dataset", "tasks", "trials", "state", *settings)
+    title = f"{count(len(rows), 'label')} of {count(len({row['run'] for row in rows}), 'run')} in {folder}"
     return Table(title, (*columns, "ACC %", "± SEM", "BWT", "started"), shown)
 
 

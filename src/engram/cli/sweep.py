@@ -32,7 +32,6 @@ from engram.config.presets import CHOOSING, preset
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
-    from engram.data.samples import Dataset
     from engram.runs.sweep.run import Plan, Tried
 
 POINTS = 30
@@ -117,22 +116,26 @@ def _run(
     from engram.cli.display import Bars
     from engram.cli.interruption import interruptible
     from engram.engine import start_engine
-    from engram.runs.experiment import Setting
-    from engram.runs.start import check_options
+    from engram.engine.runtime import Runtime
+    from engram.runs.start import check_run
     from engram.runs.sweep.run import run_sweep
 
     console = Console()
     with start_engine(*engine) as started, interruptible(lambda: f"`{command}` resumes it", console) as interruption:
-        setting = Setting(*how, engine=started, stop_asked=interruption.asked)
-        check_options(list(plan.bases), setting)  # before anything is made or fetched
+        runtime = Runtime(*how, engine=started)
+        check_run({base.method: base for base in plan.bases}, runtime, dynamics=False)  # before anything is downloaded
         with interruption.at_once():
             datasets = load_or_fetch(plan.bases[0], data, console)
-
-        def load(config: Config) -> list[Dataset]:
-            return datasets
-
         with Bars(console) as bars, bars.bar(f"sweep of {plan.bases[0].benchmark}") as show:
-            tried = run_sweep(plan, folder, load, command=command, setting=setting, report=show)
+            tried = run_sweep(
+                plan,
+                datasets,
+                folder,
+                command=command,
+                runtime=runtime,
+                report=show,
+                stop_asked=interruption.asked,
+            )
     if not (folder / "sweep.json").exists():
         raise InputError(f"{folder} was removed, so the results of the sweep cannot be written there")
     _finish(plan, tried, folder, console)

@@ -13,7 +13,7 @@ from engram.report.pairs import Pair, shown, why_not_paired
 from engram.report.tables import difference_cells, with_error
 from engram.runs import metrics
 from engram.runs.result import Result
-from engram.runs.store.stored import Stored
+from engram.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,14 @@ class Side:
     about: dict[str, Any]
 
 
-def sides_of(runs: Mapping[str, Stored]) -> list[Side]:
-    """Every method of every run that has results."""
+def sides_of(runs: Mapping[str, Run]) -> list[Side]:
+    """Every label of every run that has results."""
     sides = []
-    for name, stored in runs.items():
-        own = [Side(name, e.label, e.result, stored.about) for e in stored.entries if e.result is not None]
-        if not own:
-            problem = next((e.problem for e in stored.entries if e.problem), "")
+    for name, run in runs.items():
+        if not run.results:
+            problem = next(iter(run.problems.values()), "")
             raise InputError(f"{name} has no results to compare" + (f": {problem}" if problem else " yet"))
-        sides += own
+        sides += [Side(name, label, result, run.about) for label, result in run.results.items()]
     return sides
 
 

@@ -1,68 +1,79 @@
-"""`engram.run` and `engram.run_many`: methods, trials and points of a grid, trained together."""
+"""`engram.run` and `engram.run_many`: train from Python, without a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from torch import nn
 
 from engram.common.errors import InputError
 from engram.config.settings import Config
-from engram.data.samples import Dataset
 from engram.data.streams import Stream
 from engram.engine import Engine, InProcess
-from engram.engine import progress as engine_progress
-from engram.engine.build import NOTHING_CUSTOM, Custom, load_datasets
-from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
-from engram.engine.learner import Outcome
-from engram.engine.progress import StopAsked, never_stop
+from engram.engine.build import Custom, load_datasets
+from engram.engine.progress import Report, no_report
 from engram.engine.runtime import Runtime
-from engram.engine.stacks import SAME_TASKS, Source
+from engram.engine.stacks import Source
 from engram.engine.training import train
 from engram.penalties import Penalty
-from engram.runs.result import Divergence, Result
-
-Outcomes = dict[tuple[int, int], Outcome]  # by the index of a config, and trial
+from engram.runs.result import Result, results_of
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far an experiment has come, told several times an epoch and after each task."""
+def run(
+    config: Config,
+    *,
+    stream: Stream | None = None,
+    features: Callable[[], nn.Module] | None = None,
+    head: Callable[[int, int], nn.Module] | None = None,
+    penalty: Callable[[nn.Module], Penalty] | None = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "tf32",
+    max_stack: int | None = None,
+    engine: Engine | None = None,
+    report: Report = no_report,
+) -> Result:
+    """Train one config in all its trials and evaluate it after each task.
 
-    share: float  # of the whole, in [0, 1]
-    task: int  # that is being learned, or that has been
-    results: list[Result] | None = None  # after a task: what there is so far, a result for each config
-    note: str | None = None  # something worth a line in a log
-    configs: Sequence[Config] = ()
-    outcomes: Outcomes = field(default_factory=dict)  # of all trials so far, as they stand: they grow with the run
+    Args:
+        config: the settings, from `engram.preset`.
+        stream: the tasks, for a config of the benchmark "custom". All trials learn these tasks, with different initial
+            weights and orders of samples.
+        features: a function that makes a module from inputs to features (batch, width), for a config with
+            network="custom". It is called once for each trial, and the method's head is put on top.
+        head: a function of (width, classes) that makes a head, in place of the method's. It is called as
+            head(hidden, targets) in training and as head(hidden) otherwise.
+        penalty: a function of a model that makes its penalty, for the methods finetune and dhp.
+        data: the folder with the datasets; by default $ENGRAM_DATA, or the user's cache folder.
+        device: "auto" (the GPU if there is one), "cpu", "cuda", ...
+        precision: "tf32" (on GPUs that have it, otherwise as float32), "float32" or "float64".
+        max_stack: at most so many models train together; by default as many as fit into memory.
+        engine: what trains the stacks, from `engram.engine.start_engine`; by default this process.
+        report: called with a `Progress` several times an epoch and after each task.
 
+    Returns:
+        Accuracies and dynamics of all trials.
 
-Report = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run depends on besides its configs: where it computes, how exactly, and on what."""
-
-    device: str = "auto"
-    precision: str = "tf32"
-    max_stack: int | None = None  # models at a time; by default as many as fit into memory
-    custom: Custom = NOTHING_CUSTOM
-    checkpoints: CheckpointFolder | None = None  # goes on from the last, if there are any
-    engine: Engine = field(default_factory=InProcess)
-    stop_asked: StopAsked = never_stop  # whether the experiment is to be kept and to end, with `Stopped`
-
-
-def run(config: Config, **options: Any) -> Result:
-    """Run an experiment: `engram.run(engram.preset("split-mnist", "dhp+si", trials=3))`.
-
-    Takes the options of `run_many`, of which it is the case of one config.
+    Example:
+        >>> result = engram.run(engram.preset("split-mnist", "dhp+si", trials=3, dataset="mnist-small"))
+        >>> result.average_accuracy[:, -1].mean()
     """
-    return run_many([config], **options)[0]
+    (result,) = run_many(
+        [config],
+        stream=stream,
+        features=features,
+        head=head,
+        penalty=penalty,
+        data=data,
+        device=device,
+        precision=precision,
+        max_stack=max_stack,
+        engine=engine,
+        report=report,
+    )
+    return result
 
 
 def run_many(
@@ -77,113 +88,62 @@ def run_many(
     precision: str = "tf32",
     max_stack: int | None = None,
     engine: Engine | None = None,
-    report: Report = lambda progress: None,
+    report: Report = no_report,
 ) -> list[Result]:
-    """Run several methods, or points of a grid, on one benchmark, all their trials together.
+    """Train several configs on one benchmark, as many models together as fit into memory.
 
     Args:
-        configs: the settings; they must agree on the benchmark, its data, and the trials.
-        stream: tasks of your own, for configs of the benchmark "custom"; all trials then learn these tasks, with
-            other initial weights and orders of samples.
-        features: a function that makes a module of your own, from inputs to features (batch, width), for configs
-            with network="custom"; it is called once a trial and method, and the method's head comes on top.
-        head: a function of (width, classes) that makes a head of your own, called as head(hidden, targets) in training
-            and head(hidden) else, in place of the method's.
-        penalty: a function of a model that makes a penalty of your own, for the methods finetune and dhp.
-        data: the folder with the datasets; by default $ENGRAM_DATA, else the user's cache folder.
-        device: "auto", "cpu", "cuda", ...
-        precision: "tf32" (on GPUs that have it, else as float32), "float32" or "float64".
-        max_stack: at most so many models at a time; by default as many as fit into memory.
-        engine: who trains the stacks, from `engram.engines.start_engine`; by default this process.
-        report: called with a `Progress` now and then.
+        configs: the settings. They must agree on the benchmark and the dataset; those that also agree on the tasks and
+            steps train together, which is much faster than one after another.
+        stream: as for `engram.run`; and so are all further arguments.
+        features: see `engram.run`.
+        head: see `engram.run`.
+        penalty: see `engram.run`.
+        data: see `engram.run`.
+        device: see `engram.run`.
+        precision: see `engram.run`.
+        max_stack: see `engram.run`.
+        engine: see `engram.run`.
+        report: see `engram.run`.
+
+    Returns:
+        A result for each config, in the order of the configs.
+
+    Example:
+        >>> configs = [engram.preset("split-mnist", method, dataset="mnist-small") for method in ("si", "dhp+si")]
+        >>> si, dhp_si = engram.run_many(configs)
     """
     if not configs:
         return []
-    check_shared(configs)
-    setting = Setting(device, precision, max_stack, Custom(features, head, penalty), engine=engine or InProcess())
-    if (stream is not None) != (configs[0].benchmark == "custom"):
-        raise InputError(
-            "a stream goes with the benchmark 'custom', and only with that: engram.preset('custom', 'dhp')"
-        )
+    runtime = Runtime(device, precision, max_stack, engine or InProcess())
+    custom = Custom(features, head, penalty)
+    labelled = label_configs(configs)
     if stream is None:
-        return run_on(configs, load_datasets(configs[0], data), setting, report)
-    for name, usual in (("max_samples", None), ("examine", "test")):
-        if getattr(configs[0], name) != usual:
-            raise InputError(f"{name} is of the benchmarks' datasets, and a stream of one's own has none")
-    configs = [config.replace(num_tasks=len(stream)) for config in configs]
-    return _train(configs, Source(stream=stream), [stream.provenance()], setting, report)
+        _check_stream(configs, needed=False)
+        datasets = load_datasets(max(configs, key=lambda config: config.num_tasks), data)
+        source, provenance = Source(tuple(datasets)), [dataset.provenance() for dataset in datasets]
+    else:
+        _check_stream(configs, needed=True)
+        labelled = {label: config.replace(num_tasks=len(stream)) for label, config in labelled.items()}
+        source, provenance = Source(stream=stream), [stream.provenance()]
+    outcomes = train(labelled, source, runtime, custom=custom, report=report)
+    return list(results_of(labelled, outcomes, provenance).values())
 
 
-def run_on(
-    configs: Sequence[Config],
-    datasets: Sequence[Dataset],
-    setting: Setting | None = None,
-    report: Report = lambda progress: None,
-) -> list[Result]:
-    """`run_many` on datasets that are loaded already."""
-    data = [dataset.provenance() for dataset in datasets]
-    setting = Setting() if setting is None else setting
-    return _train(configs, Source(tuple(datasets)), data, setting, report)
+def label_configs(configs: Sequence[Config]) -> Mapping[str, Config]:
+    """A label for each config: its method; where several have the same, with the position in front."""
+    times = Counter(config.method for config in configs)
+    return {
+        config.method if times[config.method] == 1 else f"{position}-{config.method}": config
+        for position, config in enumerate(configs)
+    }
 
 
-def check_shared(configs: Sequence[Config]) -> None:
-    """Refuse configs that do not learn the same tasks in the same trials."""
-    for name in SAME_TASKS:
-        values = {getattr(config, name): None for config in configs}
-        if len(values) > 1:
-            raise InputError(f"what is run together must have one {name}, not {' and '.join(map(str, values))}")
-
-
-def _train(
-    configs: Sequence[Config], source: Source, data: list[dict[str, Any]], setting: Setting, report: Report
-) -> list[Result]:
-    check_shared(configs)
-
-    def tell(progress: engine_progress.Progress) -> None:
-        outcomes = {(int(label), trial): outcome for (label, trial), outcome in progress.outcomes.items()}
-        results = gather(configs, outcomes, data) if progress.task_ended else None
-        report(Progress(progress.done, progress.task, results, progress.note, configs, outcomes))
-
-    folder = setting.checkpoints
-    outcomes = train(
-        {str(place): config for place, config in enumerate(configs)},
-        source,
-        Runtime(setting.device, setting.precision, setting.max_stack, setting.engine),
-        custom=setting.custom,
-        report=tell,
-        stop_asked=setting.stop_asked,
-        checkpoints=None if folder is None else folder.path,
-        seconds_between=SECONDS_BETWEEN if folder is None else folder.seconds_between,
-    )
-    return gather(configs, {(int(label), trial): outcome for (label, trial), outcome in outcomes.items()}, data)
-
-
-def gather(configs: Sequence[Config], outcomes: Outcomes, data: list[dict[str, Any]]) -> list[Result]:
-    """A result for each config, from all trials that have started."""
-    return [
-        _gather_one(
-            config, {trial: outcomes[key] for key in sorted(outcomes) for c, trial in [key] if c == place}, data
-        )
-        for place, config in enumerate(configs)
-    ]
-
-
-def _gather_one(config: Config, outcomes: dict[int, Outcome], data: list[dict[str, Any]]) -> Result:
-    num_tasks = config.num_tasks
-    accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
-    for k, outcome in enumerate(outcomes.values()):
-        for i, row in enumerate(outcome.rows):
-            accuracy[k, i, : len(row)] = row
-    return Result(
-        config=config,
-        trials=tuple(outcomes),
-        accuracy=accuracy,
-        untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
-        dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
-        diverged=[
-            Divergence(trial, outcome.diverged.task, outcome.diverged.step)
-            for trial, outcome in outcomes.items()
-            if outcome.diverged is not None
-        ],
-        data=data,
-    )
+def _check_stream(configs: Sequence[Config], needed: bool) -> None:
+    """Refuse a stream without the benchmark "custom", that benchmark without a stream, and settings of datasets."""
+    for config in configs:
+        if needed != (config.benchmark == "custom"):
+            raise InputError("a stream goes with the benchmark 'custom': engram.preset('custom', 'dhp')")
+        for name, default in (("max_samples", None), ("examine", "test")):
+            if needed and getattr(config, name) != default:
+                raise InputError(f"{name} is a setting of datasets, which a custom stream does not have")

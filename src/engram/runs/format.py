@@ -54,6 +54,13 @@ def check_size(configs: Mapping[str, Config], records_per_epoch: int) -> None:
     _check_size(accuracies, rows, longest)
 
 
+def check_written_size(results: Mapping[str, Result]) -> None:
+    """The same for results that there are already."""
+    accuracies = sum(result.accuracy.size + result.untrained.size for result in results.values())
+    rows = sum(len(result.dynamics) for result in results.values())
+    _check_size(accuracies, rows, max(len(label.encode()) for label in results))
+
+
 def _check_size(accuracies: int, rows: int, longest_label: int) -> None:
     too_many = rows > MAX_CSV_ROWS or rows * (ROW_BYTES + longest_label) > MAX_CSV_BYTES
     if too_many or accuracies * NUMBER_BYTES > MAX_RESULTS_BYTES:

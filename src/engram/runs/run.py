@@ -99,7 +99,7 @@ def _read_sweep(path: Path, dynamics: bool) -> Run:
     runs = [_read_one(folder, dynamics) for folder in sorted_runs(path)]
     if not runs:
         raise InputError(f"the sweep in {path} has no results yet")
-    about = {**runs[0].about, **{name: value for name, value in content.items() if name != "format"}}
+    about = {**runs[0].about, "finished": None, **content}
     about["seconds"] = sum(float(run.about.get("seconds", 0)) for run in runs)
     configs: dict[str, Config] = {}
     results: dict[str, Result] = {}
@@ -164,6 +164,19 @@ def open_runs(path: str | Path, *, dynamics: bool = True) -> dict[str, Run]:
     if not found:
         raise InputError(f"there is no run in {path} or below it")
     return {folder.relative_to(path).as_posix(): read_run(folder, dynamics=dynamics) for folder in found}
+
+
+def saved_arguments(path: Path) -> list[str] | None:
+    """The arguments of the `engram` command that started the sweep or reproduction in a folder; None for neither."""
+    file = next((path / name for name in (SWEEP, REPRODUCTION) if (path / name).exists()), None)
+    if file is None:
+        return None
+    content = read_json(file)
+    check_format(content, file)
+    arguments = content.get("arguments")
+    if not isinstance(arguments, list) or not arguments or not all(isinstance(word, str) for word in arguments):
+        raise InputError(f"{file} does not say with which arguments it was started")
+    return arguments
 
 
 def find_runs(folder: str | Path, unreadable: list[Path] | None = None) -> list[Path]:

@@ -1,216 +1,301 @@
-"""A run: several methods on one benchmark, together, into one folder, from which it can go on when it was stopped."""
+"""Start and resume runs: train configs by label into a folder, so that a kill at any moment loses next to nothing."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, reason
-from engram.common.files import read_json, remove_unfinished, write_atomically
-from engram.config.settings import Config, load_config
+from engram.common.errors import InputError, reason
+from engram.common.files import remove_unfinished
+from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine import Engine, InProcess
-from engram.engine.build import build_model, build_streams
 from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
 from engram.engine.loop import RECORDS_PER_EPOCH
-from engram.engine.progress import StopAsked, never_stop
+from engram.engine.progress import Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.runtime import Runtime
-from engram.engine.stacks import digest
-from engram.engine.training import check_together
-from engram.runs.experiment import Progress, Report, Setting, check_shared, run_on
-from engram.runs.folder import RunFolder, claimed, now, opened
-from engram.runs.news import News
-from engram.runs.result import FORMAT, Result, are_methods, changes_since, check_format, check_readable, versions
+from engram.engine.stacks import Source, digest
+from engram.engine.training import Training, check_together
+from engram.runs.folder import RunFolder, changes_since, claimed, now, opened
+from engram.runs.format import DAMAGE, RUN, check_size, read_description
+from engram.runs.progress import ProgressLines
+from engram.runs.result import Result, results_of, versions
+from engram.runs.run import Run, read_run
 from engram.runs.tensorboard import TensorBoard, check_log
 
-PRECISIONS = ("tf32", "float32", "float64")
+CHECKPOINTS = "checkpoints"
+
+
+def check_run(
+    configs: Mapping[str, Config], runtime: Runtime, *, log: str | None = None, dynamics: bool = True
+) -> None:
+    """Refuse what cannot be run anywhere, or not here, as far as that is known without the data."""
+    check_log(log)
+    runtime.environment()
+    check_together(configs)
+    check_size(configs, RECORDS_PER_EPOCH if dynamics else 0)
 
 
 def default_folder(benchmark: str) -> Path:
-    """A name that is still free, also after a clock was set back."""
+    """A folder below `runs` that does not exist yet, even after the clock was set back."""
     name = f"{benchmark}-{datetime.now():%Y%m%d-%H%M%S}"
     free = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
     return next(folder for folder in free if not folder.exists())
 
 
-def run_methods(
-    configs: Sequence[Config],
+def start_run(
+    configs: Mapping[str, Config],
     datasets: Sequence[Dataset],
-    folder: str | Path,
+    path: str | Path,
     *,
-    command: str,
-    setting: Setting | None = None,
+    command: str = "",
+    runtime: Runtime | None = None,
     log: str | None = None,
+    about: Mapping[str, Any] | None = None,
+    dynamics: bool = True,
     seconds_between: float = SECONDS_BETWEEN,
-    report: Report = lambda progress: None,
-) -> list[Result]:
-    """Run all configs together on the same data. What is learned is safe in the folder, whatever happens next.
+    report: Report = no_report,
+    stop_asked: StopAsked = never_stop,
+) -> Run:
+    """Train configs into a new folder. Bad input is refused before the folder is made.
 
-    `command` is kept, for whoever wants to run it again; `log="tensorboard"` writes event files into the folder too;
-    `seconds_between` is the time from checkpoint to checkpoint.
+    Args:
+        configs: the settings by label. They agree on benchmark and dataset, and may differ in everything else.
+        datasets: what they learn.
+        path: a new or empty folder.
+        command: saved for whoever wants to run it again.
+        runtime: where and how to compute.
+        log: "tensorboard" to write event files into the folder too.
+        about: more to save in `run.json`, such as the part of a reproduction.
+        dynamics: whether to write `dynamics.csv`.
+        seconds_between: the time between two checkpoints.
+        report: called with each `Progress`.
+        stop_asked: asked often; when it returns True everything is saved, and `Stopped` is raised.
+
+    Returns:
+        The finished run.
+
+    Example:
+        >>> run = start_run({"mine": config}, load_datasets(config, None), "runs/mine")
+        >>> run.results["mine"].bwt
     """
-    setting = Setting() if setting is None else setting
-    where = check_options(configs, setting)
-    check_log(log)
-    check_buildable(configs, datasets)
-    with claimed(folder) as run_folder:
-        for config in configs:
-            (run_folder.path / config.method).mkdir(exist_ok=True)
-            write_atomically(run_folder.path / config.method / "config.toml", config.to_toml())
+    runtime = Runtime() if runtime is None else runtime
+    environment = runtime.environment()
+    runtime = replace(runtime, device=environment["device"])
+    training = _prepare(configs, datasets, runtime, log, dynamics)
+    path = Path(path)
+    with claimed(path) as file:
         description = {
-            "format": FORMAT,
-            "benchmark": configs[0].benchmark,
-            "methods": [config.method for config in configs],
             "command": command,
+            **(about or {}),
             "started": now(),
-            "device": where["device"],
-            "precision": setting.precision,
-            "max_stack": setting.max_stack,
-            "engine": setting.engine.name,
-            "log": log,
-            "settings": digest(_labelled(configs)),
+            "runtime": {
+                "device": runtime.device,
+                "precision": runtime.precision,
+                "max_stack": runtime.max_stack,
+                "engine": runtime.engine.name,
+            },
+            "environment": environment,
             "versions": versions(),
-            "surroundings": {name: value for name, value in where.items() if name != "device"},
+            "log": log,
+            "dynamics": dynamics,
+            "settings": digest(configs),
             "data": [dataset.provenance() for dataset in datasets],
             "fingerprints": [dataset.fingerprint() for dataset in datasets],
         }
-        run_folder.describe(description)
-        run_folder.log(f"{command} on {where['device']}")
-        setting = replace(setting, device=where["device"])
-        return _go_on(configs, datasets, run_folder, description, setting, seconds_between, report)
+        folder = RunFolder(path, file, configs, description, dynamics)
+        folder.describe()
+        folder.log(f"{command} on {runtime.device}")
+        return _train(folder, training, seconds_between, report, stop_asked)
 
 
-def resume_methods(
-    folder: str | Path,
+def resume_run(
+    path: str | Path,
     datasets: Sequence[Dataset],
     *,
     engine: Engine | None = None,
-    stop_asked: StopAsked = never_stop,
+    device: str | None = None,
     seconds_between: float = SECONDS_BETWEEN,
-    report: Report = lambda progress: None,
-) -> list[Result]:
-    """Go on with a run that was stopped, from its last checkpoint, to the same results as if it had not been."""
-    folder = Path(folder)
-    read_unfinished(folder)  # refuse what is no run before its log is touched
-    with opened(folder) as run_folder:
-        description, configs = read_unfinished(folder)
-        try:
-            then = description["data"], description["fingerprints"]
-            device, precision, max_stack = (description[name] for name in ("device", "precision", "max_stack"))
-            made_with = {**description["versions"], **description["surroundings"]}
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{folder / 'run.json'} does not say enough to go on from ({reason(error)})") from error
-        found = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
-        if description.get("settings") != digest(_labelled(configs)):
-            raise InputError(f"the settings in {folder} were changed since the run began")
-        if found != then:
-            raise InputError(f"the data are not those that the run in {folder} began with")
-        setting = Setting(device, precision, max_stack, engine=engine or InProcess(), stop_asked=stop_asked)
-        where = check_options(configs, setting)
-        check_log(description.get("log"))
-        check_buildable(configs, datasets)
-        for place in (folder, *(folder / config.method for config in configs)):
-            remove_unfinished(place)
-        run_folder.log(f"engram run --resume {folder} on {where['device']}")
+    report: Report = no_report,
+    stop_asked: StopAsked = never_stop,
+) -> Run:
+    """Resume a run that was stopped or killed, with the same results as if it had never been.
+
+    Args:
+        path: the folder.
+        datasets: the same data as at the start; others are refused.
+        engine: what trains the stacks; by default this process.
+        device: by default that of the start. On another one, and with other versions or threads, last digits of the
+            results may differ: that is reported and logged, and `run.json` keeps what it recorded at the start.
+        seconds_between: the time between two checkpoints.
+        report: called with each `Progress`.
+        stop_asked: asked often; when it returns True everything is saved, and `Stopped` is raised.
+
+    Example:
+        >>> resume_run("runs/mine", load_datasets(config, None)).finished
+        True
+    """
+    path = Path(path)
+    read_unfinished(path)  # refuse what is no run before its log is touched
+    with opened(path) as file:
+        configs, about = read_unfinished(path)
+        runtime = _recorded_runtime(path, about, engine or InProcess(), device)
+        environment = runtime.environment()
+        runtime = replace(runtime, device=environment["device"])
+        _check_unchanged(path, configs, about, datasets)
+        dynamics = about.get("dynamics") is not False
+        training = _prepare(configs, datasets, runtime, about.get("log"), dynamics)
+        remove_unfinished(path)
+        folder = RunFolder(path, file, configs, about, dynamics)
+        folder.log(f"engram run --resume {path} on {runtime.device}")
         notes = []
-        if not CheckpointFolder(folder / "checkpoints").any_saved:
-            notes.append("nothing was kept yet when the run was stopped: it begins again")
-        here = {name: value for name, value in {**versions(), **where}.items() if name != "device"}
-        if warning := changes_since(made_with, here):
+        if not CheckpointFolder(path / CHECKPOINTS).any_saved:
+            notes.append("nothing was saved yet when the run was stopped: it starts again")
+        if warning := changes_since({**about["environment"], **about["versions"]}, {**environment, **versions()}):
             notes.append(warning)
         for note in notes:
-            run_folder.log(note)
+            folder.log(note)
             report(Progress(0, 0, note=note))
-        return _go_on(configs, datasets, run_folder, description, setting, seconds_between, report)
+        return _train(folder, training, seconds_between, report, stop_asked)
 
 
-def has_begun(folder: Path) -> bool:
-    """Whether there is a run from which to go on."""
-    path = folder / "run.json"
-    return path.exists() and path.stat().st_size > 0
-
-
-def read_unfinished(folder: Path) -> tuple[dict[str, Any], list[Config]]:
-    """The description and the configs of a run that can go on."""
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
-    path = folder / "run.json"
-    if not path.exists():
-        raise InputError(f"{folder} does not hold a run: it has no run.json")
-    if not has_begun(folder):
-        raise InputError(f"the run in {folder} was stopped before it began: start it again")
-    description = read_json(path)
-    check_format(description, path)
-    if "finished" in description:
-        CheckpointFolder(folder / "checkpoints").remove()  # of a process that was killed in its last moment
-        raise InputError(f"the run in {folder} is finished; `engram table {folder}` shows it")
-    methods = description.get("methods")
-    if not are_methods(methods):
-        raise InputError(f"{path} is not a run of Engram, or is damaged")
-    return description, [load_config(folder / method / "config.toml") for method in methods]
-
-
-def _go_on(
-    configs: Sequence[Config],
+def complete_run(
+    configs: Mapping[str, Config],
     datasets: Sequence[Dataset],
-    run_folder: RunFolder,
-    description: dict[str, Any],
-    setting: Setting,
-    seconds_between: float,
-    report: Report,
-) -> list[Result]:
-    """From the folder's checkpoints to the end; from the beginning, where there are none yet."""
-    news = News()
-    watchers = [*_logs(run_folder.path, description), report]
-    started = time.monotonic()
+    path: str | Path,
+    *,
+    command: str = "",
+    runtime: Runtime | None = None,
+    about: Mapping[str, Any] | None = None,
+    dynamics: bool = True,
+    report: Report = no_report,
+    stop_asked: StopAsked = never_stop,
+) -> Run:
+    """Start a run, resume it if it was stopped, or read it if it is finished; the arguments are those of `start_run`.
 
-    def keep(progress: Progress) -> None:
-        for line in (*news.lines(progress), *news.warnings(progress)):
-            run_folder.log(line)
-        trouble = run_folder.keep(progress.results)
-        for watch in watchers:
-            watch(progress)
-        if trouble:
-            keep(replace(progress, results=None, note=trouble))
+    A folder that holds a run of other settings is refused.
+    """
+    path = Path(path)
+    runtime = Runtime() if runtime is None else runtime
+    if not has_started(path):
+        return start_run(
+            configs,
+            datasets,
+            path,
+            command=command,
+            runtime=runtime,
+            about=about,
+            dynamics=dynamics,
+            report=report,
+            stop_asked=stop_asked,
+        )
+    there, found = read_description(path)
+    if there != dict(configs):
+        raise InputError(f"{path} is of other settings: remove it, or name another folder with --out")
+    if found.get("finished"):
+        CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end
+        return _without_problems(read_run(path))
+    precision = found["runtime"].get("precision") if isinstance(found.get("runtime"), dict) else None
+    if precision != runtime.precision:
+        raise InputError(f"{path} was started with the precision {precision}: resume it with that")
+    return resume_run(
+        path, datasets, engine=runtime.engine, device=runtime.device, report=report, stop_asked=stop_asked
+    )
 
-    checkpoints = CheckpointFolder(run_folder.path / "checkpoints", seconds_between)
-    results = run_on(configs, datasets, replace(setting, checkpoints=checkpoints), keep)
-    run_folder.finish(results, {**description, "finished": now()})
+
+def _without_problems(run: Run) -> Run:
+    for problem in run.problems.values():
+        raise InputError(f"{problem}; remove {run.path} to run it again")
+    return run
+
+
+def has_started(path: Path) -> bool:
+    """Whether a folder holds a run that can be resumed or read."""
+    return (path / RUN).exists() and (path / RUN).stat().st_size > 0
+
+
+def read_unfinished(path: Path) -> tuple[dict[str, Config], dict[str, Any]]:
+    """The configs and the description of a run that can be resumed."""
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}")
+    if not (path / RUN).exists():
+        raise InputError(f"{path} does not hold a run: it has no {RUN}")
+    if not has_started(path):
+        raise InputError(f"the run in {path} was stopped before it started: start it again")
+    configs, about = read_description(path)
+    if about.get("finished"):
+        CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end
+        raise InputError(f"the run in {path} is finished; `engram table {path}` shows it")
+    return configs, about
+
+
+def _recorded_runtime(path: Path, about: Mapping[str, Any], engine: Engine, device: str | None) -> Runtime:
+    try:
+        recorded = about["runtime"]
+        found = Runtime(device or recorded["device"], recorded["precision"], recorded["max_stack"], engine)
+        if not all(isinstance(about[name], dict) for name in ("environment", "versions")):
+            raise ValueError("its environment is damaged")
+        float(about.get("seconds", 0))
+    except DAMAGE as error:
+        raise InputError(f"{path / RUN} does not say enough to resume ({reason(error)})") from error
+    return found
+
+
+def _check_unchanged(
+    path: Path, configs: Mapping[str, Config], about: Mapping[str, Any], datasets: Sequence[Dataset]
+) -> None:
+    """Refuse to resume with settings or data other than those of the start."""
+    if about.get("settings") != digest(configs):
+        raise InputError(f"the settings in {path} were changed since the run started")
+    data = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
+    if data != (about["data"], about.get("fingerprints")):
+        raise InputError(f"the data are not those that the run in {path} started with")
+
+
+def _prepare(
+    configs: Mapping[str, Config], datasets: Sequence[Dataset], runtime: Runtime, log: str | None, dynamics: bool
+) -> Training:
+    """Check everything, and build what is trained, before a folder is made."""
+    check_log(log)
+    training = Training(configs, Source(tuple(datasets)), runtime)
+    check_size(configs, RECORDS_PER_EPOCH if dynamics else 0)
+    return training
+
+
+def _train(folder: RunFolder, training: Training, seconds_between: float, report: Report, stop_asked: StopAsked) -> Run:
+    """From the folder's checkpoints, if there are any, to the end."""
+    lines = ProgressLines()
+    data = folder.about["data"]
+    reports = [report]
+    if folder.about.get("log") is not None:  # event files start again, from what the checkpoints hold
+        shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
+        reports.insert(0, TensorBoard(folder.path / "tensorboard"))
+
+    def results() -> dict[str, Result]:
+        return results_of(folder.configs, training.outcomes, data)
+
+    def on_progress(progress: Progress) -> None:
+        for line in (*lines.task_lines(progress), *lines.warnings(progress)):
+            folder.log(line)
+        problem = folder.save(results, new=progress.task_ended)
+        for each in reports:
+            each(progress)
+        if problem:
+            on_progress(replace(progress, task_ended=False, note=problem))
+
+    checkpoints = CheckpointFolder(folder.path / CHECKPOINTS)
+    try:
+        training.run(checkpoints.path, seconds_between, on_progress, stop_asked)
+    except BaseException:
+        folder.stop(results)
+        raise
+    found = results()
+    folder.finish(found)
     checkpoints.remove()
-    run_folder.log(f"done in {time.monotonic() - started:.1f} s")
-    return results
-
-
-def _logs(folder: Path, description: dict[str, Any]) -> list[Report]:
-    """What the run is told to besides. On going on they begin again, from what the checkpoint has."""
-    if description.get("log") is None:
-        return []
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-    return [TensorBoard(folder / "tensorboard")]
-
-
-def check_options(configs: Sequence[Config], setting: Setting) -> dict[str, Any]:
-    """Refuse what cannot be run anywhere, or not there; returns the surroundings."""
-    check_choice("precision", setting.precision, PRECISIONS)
-    for config in configs:
-        check_readable(config, config.trials * config.num_tasks * config.epochs * RECORDS_PER_EPOCH)
-    check_shared(configs)
-    check_together(_labelled(configs))
-    return Runtime(setting.device, setting.precision, setting.max_stack, setting.engine).environment()
-
-
-def _labelled(configs: Sequence[Config]) -> dict[str, Config]:
-    return {str(place): config for place, config in enumerate(configs)}
-
-
-def check_buildable(configs: Sequence[Config], datasets: Sequence[Dataset]) -> None:
-    """Refuse what cannot be a stream or a network before a folder is claimed for its results."""
-    (stream,) = build_streams(configs[0], [0], datasets)
-    for config in configs:
-        build_model(config, 0, stream.input_shape, stream.num_classes)
+    folder.log(f"finished after {folder.about['seconds']:.1f} s")
+    return Run(folder.path, dict(folder.configs), found, folder.about)

@@ -1,10 +1,11 @@
-"""A run told to TensorBoard while it goes on: accuracies, losses, η, ‖Hebb‖ and ‖α‖, of each trial and as means."""
+"""Event files for TensorBoard while a run trains: accuracies, losses, η, ‖Hebb‖ and ‖α‖, of each trial and as means."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from engram.common.errors import InputError, check_choice
-from engram.config.settings import Config
 from engram.engine.learner import Outcome
-from engram.runs.experiment import Progress
+from engram.engine.progress import Progress
 
 LOGS = ("tensorboard",)
 TAGS = {"loss": "training/loss", "eta": "trace/eta", "hebb_norm": "trace/hebb_norm", "alpha_norm": "trace/alpha_norm"}
@@ -32,22 +32,24 @@ def check_log(name: str | None) -> None:
 
 @dataclass(frozen=True)
 class Point:
-    """Scalars, by their tags, at one place of a run."""
+    """Scalars, by their tags, at one position of a run."""
 
-    place: tuple[int, float, int]  # task, epoch, record of the epoch: the same in all trials
-    step: int  # of the whole run, which in trials of unequal length is not
+    position: tuple[int, float, int]  # task, epoch, record of the epoch: the same in all trials
+    step: int  # of the whole run, which trials of unequal length reach at different positions
     values: dict[str, float]
 
 
 class TensorBoard:
-    """Writes `FOLDER/<method>/trial-0`, …, and `FOLDER/<method>/mean`, for `tensorboard --logdir FOLDER`.
+    """Writes `FOLDER/LABEL/trial-0`, …, and `FOLDER/LABEL/mean`, for `tensorboard --logdir FOLDER`.
 
-    It is a `report`: `engram.run(config, report=TensorBoard("runs/mine"))`. What there is to tell it takes from the
-    records that a run makes anyhow, once an epoch, so nothing is computed for it. A mean is over the trials that came
-    as far, and is written as soon as all have but those that diverged.
+    It is a `report`. What it writes comes from the records that a run makes anyway, so nothing more is computed. A mean
+    is over the trials that came as far; it is written when all trials have that did not diverge.
 
     Args:
-        folder: a new or an empty one.
+        folder: a new or empty folder.
+
+    Example:
+        >>> engram.run(config, report=TensorBoard("runs/mine"))
     """
 
     def __init__(self, folder: str | Path):
@@ -56,19 +58,21 @@ class TensorBoard:
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise InputError(f"{self.folder} is not an empty folder, and logs are never overwritten: name another")
         self.name = f"events.out.tfevents.{time.time_ns()}.engram"  # TensorBoard reads files in the order of names
-        self.methods: dict[int, _Method] = {}  # by the places of their configs
+        self.labels: dict[str, _Label] = {}
 
     def __call__(self, progress: Progress) -> None:
         """Write what is new."""
-        for place, folder in enumerate(_folders(progress.configs)):
-            outcomes = {trial: outcome for (of, trial), outcome in progress.outcomes.items() if of == place}
-            method = self.methods.setdefault(place, _Method(progress.configs[place].trials))
-            for name, points in method.grow(outcomes).items():
-                self._write(self.folder / folder / name, points)
+        outcomes: dict[str, dict[int, Outcome]] = {label: {} for label in progress.configs}
+        for (label, trial), outcome in progress.outcomes.items():
+            outcomes[label][trial] = outcome
+        for index, (label, config) in enumerate(progress.configs.items()):
+            known = self.labels.setdefault(label, _Label(config.trials))
+            for name, points in known.grow(outcomes[label]).items():
+                self._write(self.folder / _folder_name(label, index) / name, points)
 
     def _write(self, folder: Path, points: Sequence[Point]) -> None:
-        """Add points to the event file in a folder, which is whole after each call, and not kept open."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # late: not everybody has it
+        """Add points to the event file in a folder. It is complete after each call, and not kept open."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # late: it is an extra
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -77,7 +81,7 @@ class TensorBoard:
         if not folder.exists():
             folder.mkdir(parents=True)
             events.append(Event(wall_time=now, file_version="brain.Event:2"))
-            # A TensorBoard that is watching forgets what the run told before it was stopped.
+            # A TensorBoard that is watching forgets what the run wrote before it was stopped.
             events.append(Event(wall_time=now, session_log=SessionLog(status=SessionLog.START)))
         for point in points:
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
@@ -88,14 +92,14 @@ class TensorBoard:
                 writer.write(event.SerializeToString())
 
 
-def _folders(configs: Sequence[Config]) -> list[str]:
-    """One for each config, by its method; points of a grid, which share that, have their places in front."""
-    times = Counter(config.method for config in configs)
-    return [c.method if times[c.method] == 1 else f"{place}-{c.method}" for place, c in enumerate(configs)]
+def _folder_name(label: str, index: int) -> str:
+    """The label, if it can be the name of a folder everywhere; else one that is like it."""
+    name = re.sub(r"[^\w+=.,() -]", "_", label)
+    return label if name == label and not label.startswith(".") else f"{index}-{name}"
 
 
-class _Method:
-    """What has been told of a method's trials, and what is to become of it a mean."""
+class _Label:
+    """What has been written of a label's trials, and what waits to become a mean."""
 
     def __init__(self, num_trials: int):
         self.num_trials = num_trials
@@ -110,20 +114,20 @@ class _Method:
             if points:
                 new[f"trial-{trial}"] = points
             for point in points:
-                self.waiting[point.place].append(point)
-        learning = [self.trials[trial].place for trial, outcome in outcomes.items() if outcome.diverged is None]
+                self.waiting[point.position].append(point)
+        learning = [self.trials[trial].position for trial, outcome in outcomes.items() if outcome.diverged is None]
         if len(outcomes) == self.num_trials:
-            ready = sorted(place for place in self.waiting if all(place <= reached for reached in learning))
+            ready = sorted(point for point in self.waiting if all(point <= reached for reached in learning))
             if ready:
-                new["mean"] = [_mean(self.waiting.pop(place)) for place in ready]
+                new["mean"] = [_mean(self.waiting.pop(position)) for position in ready]
         return new
 
 
 class _Trial:
-    """How much has been told of one trial."""
+    """How much has been written of one trial."""
 
     def __init__(self) -> None:
-        self.place: tuple[int, float, int] = (0, -1, 0)  # of the last point
+        self.position: tuple[int, float, int] = (0, -1, 0)  # of the last point
         self.step = 0
         self.steps_before = 0  # the task that is being learned
         self.num_records = self.num_rows = 0
@@ -133,10 +137,10 @@ class _Trial:
         for record in outcome.records[self.num_records :]:
             if record.task > self.num_rows:
                 yield self._end_task(outcome)
-            number = self.place[2] + 1 if self.place[:2] == (record.task, record.epoch) else 0
-            self.place, self.step = (record.task, record.epoch, number), self.steps_before + record.step + 1
+            number = self.position[2] + 1 if self.position[:2] == (record.task, record.epoch) else 0
+            self.position, self.step = (record.task, record.epoch, number), self.steps_before + record.step + 1
             values = {tag: getattr(record, name) for name, tag in TAGS.items()}
-            yield Point(self.place, self.step, {tag: v for tag, v in values.items() if not math.isnan(v)})
+            yield Point(self.position, self.step, {tag: v for tag, v in values.items() if not math.isnan(v)})
         self.num_records = len(outcome.records)
         if self.num_rows < len(outcome.rows):
             yield self._end_task(outcome)
@@ -146,11 +150,11 @@ class _Trial:
         task = self.num_rows
         row = outcome.rows[task][: task + 1]  # without the next task, which is there for forward transfer
         accuracies = {f"accuracy/task_{n + 1}": accuracy for n, accuracy in enumerate(row)}
-        self.place, self.steps_before, self.num_rows = (task, math.inf, 0), self.step, task + 1
-        return Point(self.place, self.step, {"accuracy/average": float(np.mean(row)), **accuracies})
+        self.position, self.steps_before, self.num_rows = (task, math.inf, 0), self.step, task + 1
+        return Point(self.position, self.step, {"accuracy/average": float(np.mean(row)), **accuracies})
 
 
 def _mean(points: list[Point]) -> Point:
-    """Of several trials at one place; at the mean of their steps, where those differ."""
+    """Of several trials at one position; at the mean of their steps, where those differ."""
     values = {tag: float(np.mean([point.values[tag] for point in points])) for tag in points[0].values}
-    return Point(points[0].place, round(np.mean([point.step for point in points])), values)
+    return Point(points[0].position, round(np.mean([point.step for point in points])), values)

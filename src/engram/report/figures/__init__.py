@@ -14,10 +14,10 @@ from engram.report.figures.differences import differences, paper_against_ours
 from engram.report.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings, to_svg
 from engram.report.figures.matrices import accuracy_matrices
 from engram.report.figures.settings import draw_sweep, sensitivity, strengths
-from engram.report.old import open_runs
 from engram.report.pairs import has_paper_data, pairs
 from engram.report.tables import final
 from engram.runs.result import Result
+from engram.runs.run import open_runs
 
 __all__ = [
     "FORMATS",

@@ -7,7 +7,7 @@ from pathlib import Path
 from engram.common.errors import InputError
 from engram.common.files import remove_unfinished, write_atomically
 from engram.report.html.run_page import run_page, runs_page
-from engram.report.old import open_runs
+from engram.runs.run import open_runs
 
 __all__ = ["make_page", "run_page", "runs_page", "write_page", "write_report"]
 

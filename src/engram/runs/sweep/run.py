@@ -1,53 +1,55 @@
-"""Running a sweep: rung after rung into one folder, from which it goes on when it was stopped.
+"""Run a sweep: a folder of runs, one for each rung of each generation of points.
 
-Nothing but the sheets of its rungs is kept on the way. A sweep that goes on asks for the same points again, in the same
-order, finds what came of them in the sheets, and so comes to where it stood.
+Nothing else is saved. A sweep that is resumed asks for the same points again, in the same order, finds their scores in
+the runs that are there, and so comes to where it was stopped.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engram.common.errors import InputError
-from engram.common.files import read_json, remove_unfinished, write_atomically
+from engram.common.files import remove_unfinished
 from engram.config.settings import Config
 from engram.data.samples import Dataset
-from engram.runs.experiment import Progress, Report, Setting
-from engram.runs.folder import RunFolder, opened
-from engram.runs.parts import Load, Part, run_part
-from engram.runs.result import Result, changes_since, versions
-from engram.runs.sheets import SWEEP
-from engram.runs.sweep import halving
-from engram.runs.sweep.proposals import GENERATION, Grid, Proposals, Search
+from engram.engine.progress import Progress, Report, StopAsked, never_stop, no_report
+from engram.engine.runtime import Runtime
+from engram.runs import metrics
+from engram.runs.folder import RunFolder, claim_group, now, opened
+from engram.runs.metrics import Array
+from engram.runs.result import Result, versions
+from engram.runs.run import SWEEP
+from engram.runs.start import complete_run
+from engram.runs.sweep.search import GENERATION, Grid, Proposals, Search, num_trials, rungs, survivors
 from engram.runs.sweep.space import Axis, Choice, Point, check_axes, check_effect, described
 
-FORMAT = 1
+DIGITS = 5  # of an accuracy; a hundred times finer than a sample
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is swept: for each method the same axes, over the same tasks and trials."""
 
-    bases: Sequence[Config]  # one a method, with all that the points have in common
+    bases: Sequence[Config]  # one for each method, with everything that its points share
     axes: Sequence[Axis]
-    num_points: int | None = None  # to be sought; None for a grid
+    num_points: int | None = None  # to search for; None for a grid
     prune: bool = True
 
     def __post_init__(self) -> None:
         check_axes(self.axes)
         ranges = [axis for axis in self.axes if not isinstance(axis, Choice)]
         if self.num_points is None and ranges:
-            raise InputError(f"{ranges[0]} is a range, in which points are sought: --search, not --grid")
+            raise InputError(f"{ranges[0]} is a range, which --search takes and --grid does not")
         if self.num_points is not None and self.num_points < 1:
-            raise InputError(f"at least one point is sought, not {self.num_points}")
-        for base in self.bases:  # before anything is made
+            raise InputError(f"a search has at least one point, not {self.num_points}")
+        for base in self.bases:  # before anything is trained
             for axis in self.axes:
                 check_effect(axis.name, base)
                 for value in axis.values if isinstance(axis, Choice) else axis.ends:
@@ -64,7 +66,7 @@ class Plan:
             sizes = [math.prod(len(axis.values) for axis in self.axes if isinstance(axis, Choice))]
         else:
             sizes = [min(GENERATION, self.num_points - k) for k in range(0, self.num_points, GENERATION)]
-        return len(self.bases) * sum(halving.num_trials(size, self.trials, self.prune) for size in sizes)
+        return len(self.bases) * sum(num_trials(size, self.trials, self.prune) for size in sizes)
 
     def proposals(self, base: Config) -> Proposals:
         if self.num_points is None:
@@ -72,7 +74,7 @@ class Plan:
         return Search(self.axes, self.num_points, base.seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """By which two sweeps are told apart."""
+        """What makes two sweeps the same."""
         return {
             "bases": [base.to_dict() for base in self.bases],
             "axes": [str(axis) for axis in self.axes],
@@ -100,58 +102,95 @@ class Tried:
 
     @property
     def finished(self) -> bool:
-        """Whether it was not given up."""
+        """Whether it had all trials, and was not given up."""
         return len(self.scores) == self.config.trials
 
-    def take(self, result: Result) -> None:
-        """What came of some more of its trials."""
-        finals = result.average_accuracy[:, -1]
+    def add(self, result: Result) -> None:
+        """Add the scores of more of its trials."""
+        finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
         self.scores += [0.0 if np.isnan(value) else float(value) for value in finals]
         self.num_diverged += int(np.isnan(finals).sum())
 
 
+def _rounded(accuracy: Array) -> Array:
+    """To five digits, so that the same points survive on every device."""
+    return np.array([round(value, DIGITS) for value in accuracy.ravel().tolist()]).reshape(accuracy.shape)
+
+
 def run_sweep(
     plan: Plan,
-    folder: Path,
-    load: Load,
+    datasets: Sequence[Dataset],
+    folder: str | Path,
     *,
-    command: str,
-    setting: Setting | None = None,
-    report: Report = lambda progress: None,
+    command: str = "",
+    runtime: Runtime | None = None,
+    report: Report = no_report,
+    stop_asked: StopAsked = never_stop,
 ) -> list[Tried]:
-    """All points that were tried, method after method, in the order in which they were proposed."""
-    setting = Setting() if setting is None else setting
+    """Start a sweep, or resume the one in the folder.
+
+    Args:
+        plan: what to sweep.
+        datasets: what is learned.
+        folder: a new or empty folder, or one of the same sweep.
+        command: saved, so that `engram run --resume FOLDER` can resume the sweep.
+        runtime: where and how to compute.
+        report: called with each `Progress`, whose `done` is that of the whole sweep.
+        stop_asked: asked often; when it returns True everything is saved, and `Stopped` is raised.
+
+    Returns:
+        All points that were tried, method after method, in the order in which they were proposed.
+
+    Example:
+        >>> plan = Plan([preset("split-mnist", "si")], [parse_choice("strength=0.1,1,10")])
+        >>> best_of(run_sweep(plan, datasets, "sweeps/mine")).point
+    """
+    folder, runtime = Path(folder), Runtime() if runtime is None else runtime
+    environment = runtime.environment()
     folder.mkdir(parents=True, exist_ok=True)
-    with opened(folder) as held:
+    with opened(folder) as file:
         remove_unfinished(folder)
-        note = _claim(folder, plan, load(plan.bases[0]), setting, command)
-        held.log(command)
-        if note:
-            held.log(note)
-            report(Progress(0, 0, note=note))
-        return _Sweep(plan, held, load, command, setting, report).run()
+        fingerprints = [dataset.fingerprint() for dataset in datasets]
+        identity = {**plan.to_dict(), "precision": runtime.precision, "fingerprints": fingerprints}
+        about = {
+            "command": command,
+            "arguments": shlex.split(command)[1:],
+            "environment": {**environment, **versions()},
+        }
+        warning = claim_group(folder / SWEEP, identity, about)
+        locked = RunFolder(folder, file)
+        locked.log(command)
+        if warning:
+            locked.log(warning)
+            report(Progress(0, 0, note=warning))
+        tried = _Sweep(plan, datasets, locked, command, runtime, report, stop_asked).run()
+        locked.check()
+        claim_group(folder / SWEEP, identity, {**about, "finished": now()})
+        return tried
 
 
 class _Sweep:
-    """A sweep on its way."""
+    """A sweep that is being run."""
 
     def __init__(
         self,
         plan: Plan,
+        datasets: Sequence[Dataset],
         folder: RunFolder,
-        load: Load,
         command: str,
-        setting: Setting,
+        runtime: Runtime,
         report: Report,
+        stop_asked: StopAsked,
     ):
         self.plan = plan
+        self.datasets = datasets
         self.folder = folder
-        self.load = load
         self.command = command
-        self.setting = setting
+        self.runtime = runtime
         self.report = report
+        self.stop_asked = stop_asked
         self.tried: dict[str, Tried] = {}  # by label
-        self.spent = 0  # trials
+        self.trials_done = 0
 
     def run(self) -> list[Tried]:
         proposals = [(base, self.plan.proposals(base)) for base in self.plan.bases]
@@ -161,77 +200,57 @@ class _Sweep:
             generation = [[self._find(base, point) for point in points] for base, _, points in proposed]
             self._try([tried for own in generation for tried in own])
             for (_, proposer, _), own in zip(proposed, generation, strict=True):
-                proposer.tell([tried.scores for tried in own], [tried.finished for tried in own])
+                proposer.add_scores([tried.scores for tried in own], [tried.finished for tried in own])
         methods = [base.method for base in self.plan.bases]
         return sorted(self.tried.values(), key=lambda tried: methods.index(tried.config.method))
 
     def _find(self, base: Config, point: Point) -> Tried:
-        """A point to be tried; one that was proposed before is not tried twice."""
+        """The point to try; one that was proposed before is not tried twice."""
         found = Tried(point, _config(base, point))
         return self.tried.setdefault(found.label, found)
 
     def _try(self, generation: Sequence[Tried]) -> None:
-        """All that are new, of all methods together, up the rungs."""
+        """Run all points that are new, of all methods together, rung after rung."""
         alive, done = list({tried.label: tried for tried in generation if not tried.scores}.values()), 0
-        first = 1 + sum(bool(tried.scores) for tried in self.tried.values())  # its number, to tell generations apart
-        for rung in halving.rungs(self.plan.trials, self.plan.prune) if alive else ():
-            part = Part(SWEEP, self.plan.bases[0].benchmark, _entries(alive, done, rung))
+        first = 1 + sum(bool(tried.scores) for tried in self.tried.values())  # numbers the generations
+        for rung in rungs(self.plan.trials, self.plan.prune) if alive else ():
+            configs = _configs(alive, done, rung)
             self.folder.check()
-            path = self.folder.path / "rungs" / f"{first}-{rung}.json"
-            sheet = run_part(
-                part, path, self.load, command=self.command, setting=self.setting, report=self._teller(part.num_models)
+            run = complete_run(
+                configs,
+                self.datasets,
+                self.folder.path / "runs" / f"{first}-{rung}",
+                command=self.command,
+                runtime=self.runtime,
+                dynamics=False,  # of thousands of points, which nobody looks at
+                report=self._report_of(len(alive) * (rung - done)),
+                stop_asked=self.stop_asked,
             )
             for tried in alive:
-                tried.take(sheet.entries[tried.label])
-            self.spent += part.num_models
+                tried.add(run.results[tried.label])
+            self.trials_done += len(alive) * (rung - done)
             alive, done = _better(alive), rung
 
-    def _teller(self, num_models: int) -> Report:
-        def tell(progress: Progress) -> None:
+    def _report_of(self, num_models: int) -> Report:
+        """Report the progress of one run as that of the whole sweep."""
+
+        def report(progress: Progress) -> None:
             if progress.note:
                 self.folder.log(progress.note)
-            share = (self.spent + progress.share * num_models) / self.plan.most_trials
-            self.report(Progress(share, progress.task, None, progress.note))
+            done = (self.trials_done + progress.done * num_models) / self.plan.most_trials
+            self.report(replace(progress, done=done))
 
-        return tell
-
-
-def _claim(folder: Path, plan: Plan, datasets: Sequence[Dataset], setting: Setting, command: str) -> str | None:
-    """Write down what is swept here; a folder of another sweep, or of anything else, is refused.
-
-    Returns a warning where the sweep goes on in other surroundings than it began in.
-    """
-    path = folder / "sweep.json"
-    fingerprints = [dataset.fingerprint() for dataset in datasets]
-    swept = {**plan.to_dict(), "precision": setting.precision, "fingerprints": fingerprints}
-    content = {"format": FORMAT, "command": command, **json.loads(json.dumps(swept))}
-    made_with = {**versions(), **setting.engine.environment(setting.device)}
-    if path.exists():
-        kept = read_json(path)
-        kept = kept if isinstance(kept, dict) else {}
-        then = kept.pop("made_with", {})
-        if {**kept, "command": command} == content:
-            return changes_since(then if isinstance(then, dict) else {}, made_with)
-        if {**kept, "command": command, "fingerprints": fingerprints} == content:
-            raise InputError(
-                f"the data are not those that the sweep in {folder} began with: name another folder with --out"
-            )
-        raise InputError(f"there is another sweep in {folder}: name another folder with --out")
-    taken = next((entry for entry in folder.iterdir() if entry.name != "log.txt"), None)
-    if taken is not None:
-        raise InputError(f"{folder} is not empty (it holds {taken.name}): name another folder with --out")
-    write_atomically(path, json.dumps({**content, "made_with": made_with}, indent=2) + "\n")
-    return None
+        return report
 
 
 def _config(base: Config, point: Point) -> Config:
     try:
         return base.replace(**point)
-    except InputError as reason:
-        raise InputError(f"there cannot be a point with {described(point)}: {reason}") from reason
+    except InputError as error:
+        raise InputError(f"there cannot be a point with {described(point)}: {error}") from error
 
 
-def _entries(alive: Sequence[Tried], done: int, rung: int) -> dict[str, Config]:
+def _configs(alive: Sequence[Tried], done: int, rung: int) -> dict[str, Config]:
     return {
         tried.label: tried.config.replace(first_trial=tried.config.first_trial + done, trials=rung - done)
         for tried in alive
@@ -239,11 +258,11 @@ def _entries(alive: Sequence[Tried], done: int, rung: int) -> dict[str, Config]:
 
 
 def _better(points: Sequence[Tried]) -> list[Tried]:
-    """Of each method the points that go on."""
+    """Of each method the points that reach the next rung."""
     better: list[Tried] = []
     for method in dict.fromkeys(tried.config.method for tried in points):
         own = {k: tried.mean for k, tried in enumerate(points) if tried.config.method == method}
-        better += [points[k] for k in halving.survivors(own)]
+        better += [points[k] for k in survivors(own)]
     return better
 
 

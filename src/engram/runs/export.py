@@ -1,8 +1,9 @@
-"""All runs as one flat table for other programs: a row for each trial of each method of each run, as CSV or Parquet."""
+"""Runs as one flat table for other programs: a row for each trial of each label of each run, as CSV or Parquet."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -13,11 +14,8 @@ from engram.common.errors import InputError
 from engram.common.files import replacement
 from engram.config.settings import SETTINGS
 from engram.runs.result import Result
-from engram.runs.store.cells import in_csv
-from engram.runs.store.index import Index, Report
-from engram.runs.store.stored import Stored, read_stored
-
-Row = dict[str, Any]
+from engram.runs.run import read_run
+from engram.runs.store import Report, Row
 
 NAMED: dict[str, type] = {"run": str, "kind": str, "label": str, "state": str, "started": str}
 MEASURED: dict[str, type] = {"average_accuracy": float, "bwt": float, "forgetting": float, "forward_transfer": float}
@@ -33,63 +31,77 @@ def columns(matrix: bool) -> dict[str, type]:
 
 
 def export(
-    index: Index,
+    folder: Path,
     chosen: Sequence[Row],
     out: Path,
     *,
     matrix: bool = False,
     report: Report = lambda done, total: None,
 ) -> tuple[int, int]:
-    """Write the chosen rows of the index, a row a trial; returns how many rows, and how many of those had no results.
+    """Write the trials of chosen rows to a file.
 
-    With `matrix`, a row for each accuracy that was measured: on a task, after so many tasks; 0 is before the first.
-    The numbers are read from the runs themselves.
+    Args:
+        folder: the folder that was listed.
+        chosen: rows of `store.list_runs`, or those that `store.select` left.
+        out: a .csv or .parquet file, which is replaced.
+        matrix: a row for each accuracy that was measured, on a task after so many tasks, where 0 is before the first;
+            in place of a row for each trial.
+        report: called with how many of how many runs have been read.
+
+    Returns:
+        How many rows were written, and how many of the chosen ones had no results.
+
+    Example:
+        >>> listing = list_runs("runs")
+        >>> export(listing.folder, listing.rows, Path("runs.csv"))
     """
     write = {".csv": _write_csv, ".parquet": _write_parquet}.get(out.suffix)
     if write is None:
         raise InputError(f"an export is a .csv or a .parquet file, not {out}")
-    table = _Rows(index, chosen, matrix, report)
+    table = _Rows(folder, chosen, matrix, report)
     try:
         with replacement(out) as path:
             write(path, columns(matrix), table)
-    except OSError as reason:
-        raise InputError(f"cannot write {out}: {reason.strerror or reason}") from reason
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from error
     return table.written, table.without_results
 
 
 class _Rows:
     """The rows of an export, made one after the other; afterwards it knows how many there were."""
 
-    def __init__(self, index: Index, chosen: Sequence[Row], matrix: bool, report: Report):
-        self.index, self.matrix, self.report = index, matrix, report
-        self.labels: dict[str, dict[str, Row]] = {}
+    def __init__(self, folder: Path, chosen: Sequence[Row], matrix: bool, report: Report):
+        self.folder, self.matrix, self.report = folder, matrix, report
+        self.runs: dict[str, list[Row]] = {}
         for row in chosen:
-            self.labels.setdefault(row["run"], {})[row["label"]] = row
+            self.runs.setdefault(row["run"], []).append(row)
         self.written = self.without_results = 0
 
     def __iter__(self) -> Iterator[Row]:
-        for done, (run, wanted) in enumerate(self.labels.items()):
-            self.report(done, len(self.labels))
-            kind = next(iter(wanted.values()))["kind"]
-            stored = read_stored(self.index.folder / run, kind)
-            for row in self._rows(stored, wanted):
+        for done, (name, rows) in enumerate(self.runs.items()):
+            self.report(done, len(self.runs))
+            for row in self._of_run(name, rows):
                 self.written += 1
                 yield row
 
-    def _rows(self, stored: Stored, wanted: dict[str, Row]) -> Iterator[Row]:
-        for entry in stored.entries:
-            if entry.label not in wanted:
-                continue
-            if entry.result is None:
+    def _of_run(self, name: str, rows: Sequence[Row]) -> Iterator[Row]:
+        try:
+            run = read_run(self.folder / name, dynamics=False)
+        except InputError:
+            self.without_results += len(rows)
+            return
+        for row in rows:
+            result = run.results.get(row["label"])
+            if result is None:
                 self.without_results += 1
                 continue
-            named = {name: wanted[entry.label][name] for name in NAMED} | {"state": entry.state}
-            for cells in _matrices(entry.result) if self.matrix else _trials(entry.result):
-                yield {**named, **entry.result.config.to_dict(), **cells}
+            named = {column: row[column] for column in NAMED} | {"state": run.state(row["label"])}
+            for cells in _matrices(result) if self.matrix else _trials(result):
+                yield {**named, **result.config.to_dict(), **cells}
 
 
 def _trials(result: Result) -> Iterator[Row]:
-    lost = {divergence.trial for divergence in result.diverged}
+    diverged = {divergence.trial for divergence in result.diverged}
     measured = {
         "average_accuracy": result.average_accuracy[:, -1],
         "bwt": result.bwt,
@@ -98,22 +110,22 @@ def _trials(result: Result) -> Iterator[Row]:
         "first_task": result.first_task[:, -1],
         "last_task": result.latest_task[:, -1],
     }
-    for k in range(len(result.accuracy)):
-        trial = result.config.first_trial + k
-        yield {"trial": trial, "diverged": trial in lost, **{name: _or_none(v[k]) for name, v in measured.items()}}
+    for k, trial in enumerate(result.trials):
+        cells = {name: float(values[k]) if math.isfinite(values[k]) else None for name, values in measured.items()}
+        yield {"trial": trial, "diverged": trial in diverged, **cells}
 
 
 def _matrices(result: Result) -> Iterator[Row]:
-    for k, matrix in enumerate(result.accuracy):
-        for after, row in enumerate((result.untrained[k], *matrix)):
+    for trial, untrained, matrix in zip(result.trials, result.untrained, result.accuracy, strict=True):
+        for after, row in enumerate((untrained, *matrix)):
             for task, accuracy in enumerate(row, start=1):
                 if math.isfinite(accuracy):
-                    trial = result.config.first_trial + k
                     yield {"trial": trial, "after": after, "task": task, "accuracy": float(accuracy)}
 
 
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def in_csv(value: Any) -> Any:
+    """Numbers to their last digit, nothing for None, and JSON for lists and booleans."""
+    return json.dumps(value) if isinstance(value, bool | list) else value
 
 
 def _write_csv(path: Path, kinds: dict[str, type], rows: Iterable[Row]) -> None:
@@ -137,5 +149,5 @@ def _write_parquet(path: Path, kinds: dict[str, type], rows: Iterable[Row]) -> N
         while portion := list(islice(waiting, ROWS_AT_ONCE)):
             try:
                 writer.write_table(pyarrow.Table.from_pylist(portion, schema=schema))
-            except (pyarrow.ArrowException, OverflowError, UnicodeError) as reason:
-                raise InputError(f"a value does not fit into Parquet ({reason}); a .csv file takes it") from reason
+            except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
+                raise InputError(f"a value does not fit into Parquet ({error}); a .csv file takes it") from error

@@ -1,0 +1,126 @@
+"""Which points a sweep tries: all of a grid, or what Optuna proposes; and which of them get more trials.
+
+Points are given up by successive halving: all points have one trial, the better third of them three, and so on. The
+steps are trials and not tasks: what a network knows after half of its tasks says little about what it will have
+forgotten after all of them, while each trial is a complete measurement.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from engram.common.errors import InputError
+from engram.config.settings import as_setting
+from engram.runs.sweep.space import Axis, Choice, Point, Range, grid
+
+GENERATION = 10  # points that are proposed before any of them has a score
+FACTOR = 3  # the best 1/3 get 3 times as many trials
+FEWEST = 2  # points that are never given up, so that the best has one to compare with
+
+Name = TypeVar("Name")
+
+
+def rungs(trials: int, prune: bool) -> list[int]:
+    """After how many trials points are given up, up to all: 1, 3 and 10 for ten trials."""
+    found = [trials]
+    while prune and found[-1] >= FACTOR:
+        found.append(found[-1] // FACTOR)
+    return found[::-1]
+
+
+def num_survivors(num_points: int) -> int:
+    """How many points reach the next rung."""
+    return min(num_points, max(FEWEST, -(-num_points // FACTOR)))
+
+
+def survivors(scores: Mapping[Name, float]) -> list[Name]:
+    """The best points, in their own order; of equal ones the earlier."""
+    names = list(scores)
+    best = sorted(names, key=lambda name: -scores[name])[: num_survivors(len(names))]
+    return [name for name in names if name in best]
+
+
+def num_trials(num_points: int, trials: int, prune: bool) -> int:
+    """How many trials all points have had together when the last one has all of its own."""
+    total, done = 0, 0
+    for rung in rungs(trials, prune):
+        total += num_points * (rung - done)
+        done, num_points = rung, num_survivors(num_points)
+    return total
+
+
+class Proposals(Protocol):
+    """Points in generations. The scores of one generation are added before the next is asked for."""
+
+    def next(self) -> list[Point]:
+        """The next generation; empty when there is none."""
+
+    def add_scores(self, scores: Sequence[Sequence[float]], finished: Sequence[bool]) -> None:
+        """For each point of the generation the scores of its trials, and whether it had all of them."""
+
+
+class Grid:
+    """All points in one generation."""
+
+    def __init__(self, choices: Sequence[Choice]):
+        self.points = grid(choices)
+
+    def next(self) -> list[Point]:
+        points, self.points = self.points, []
+        return points
+
+    def add_scores(self, scores: Sequence[Sequence[float]], finished: Sequence[bool]) -> None:
+        pass
+
+
+class Search:
+    """Points by Optuna's tree of Parzen estimators. The same seed and the same scores give the same points."""
+
+    def __init__(self, axes: Sequence[Axis], num_points: int, seed: int):
+        self.optuna = _import_optuna()
+        self.axes = list(axes)
+        self.left = num_points
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that an argument is experimental
+            sampler = self.optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        self.study = self.optuna.create_study(direction="maximize", sampler=sampler)
+        self.asked: list[Any] = []
+
+    def next(self) -> list[Point]:
+        number = min(self.left, GENERATION)
+        self.left -= number
+        ranges = {axis.name: self._distribution(axis) for axis in self.axes}
+        self.asked = [self.study.ask(ranges) for _ in range(number)]
+        return [{axis.name: self._value(axis, trial.params[axis.name]) for axis in self.axes} for trial in self.asked]
+
+    def add_scores(self, scores: Sequence[Sequence[float]], finished: Sequence[bool]) -> None:
+        state = self.optuna.trial.TrialState
+        for trial, own, complete in zip(self.asked, scores, finished, strict=True):
+            mean = sum(own) / len(own)
+            trial.report(mean, len(own))
+            self.study.tell(trial, mean if complete else None, state.COMPLETE if complete else state.PRUNED)
+
+    def _distribution(self, axis: Axis) -> Any:
+        kinds = self.optuna.distributions
+        if isinstance(axis, Choice):
+            return kinds.CategoricalDistribution(range(len(axis.values)))
+        if axis.whole:
+            return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+        return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
+
+    def _value(self, axis: Axis, found: Any) -> Any:
+        if isinstance(axis, Range):
+            # four digits are more than a sweep can tell apart, and easy to type
+            return found if axis.whole else as_setting(axis.name, float(f"{found:.4g}"))
+        return axis.values[found]
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError("Optuna is not installed: pip install 'engram-cl[optuna]'; --grid needs nothing") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
