@@ -31,7 +31,7 @@ from engram.data.batches import batches_of, epoch_order, read_inputs
 from engram.data.samples import Dataset, Samples
 from engram.data.sources import load
 from engram.data.streams import Stream, Task
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 from engram.nn.networks import Network
 from engram.report.tables import Table, with_error
 from engram.runs.metrics import average_accuracy, estimate, forgetting, paired_difference

@@ -31,8 +31,8 @@ from engram.engine.gpu.step import Step, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import RECORDS_PER_EPOCH, run_stream
 from engram.engine.program import Batches
-from engram.nn.dhp import PlasticSoftmax
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
+from engram.nn.trace import PlasticSoftmax
 from engram.runs.experiment import Setting, run_on
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

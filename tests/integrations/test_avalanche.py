@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import engram
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 
 if not IS_INSTALLED:
     pytest.skip(REASON, allow_module_level=True)

@@ -1,4 +1,4 @@
-"""The DHP Softmax against a direct reading of the paper: Eq. 2, Eq. 3 and Algorithm 1, a loop over classes."""
+"""The DHP Softmax against the plain reading of the paper: Eq. 2, Eq. 3 and Algorithm 1, class by class."""
 
 from __future__ import annotations
 
@@ -12,21 +12,8 @@ from torch import Tensor
 
 from engram import DHPSoftmax, InputError, NotFiniteError
 from engram.nn import dhp
-from engram.nn.dhp import class_shares
-
-
-def algorithm_1(theta, alpha, eta, hebb, h, y) -> tuple[Tensor, Tensor]:
-    """The paper's Algorithm 1, line by line, one class after another. Returns the logits and the new trace."""
-    rows = list(hebb.detach().unbind(0))
-    for c in sorted(set(y.tolist())):
-        s = sum(1 for label in y.tolist() if label == c)
-        if s > 0:
-            mean = sum(h[b] for b in range(len(y)) if int(y[b]) == c) / s
-            rows[c] = (1 - eta) * rows[c] + eta * mean
-    new = torch.stack(rows)
-    z = torch.stack([torch.stack([((theta[j] + (alpha if alpha.ndim == 0 else alpha[j]) * new[j]) * x).sum()
-                                  for j in range(len(theta))]) for x in h])  # fmt: skip
-    return z, new
+from engram.nn.dhp import algorithm_1
+from engram.nn.trace import PlasticSoftmax, class_shares
 
 
 def write_trace(hebb: Tensor, hidden: Tensor, target: Tensor, eta: Tensor) -> Tensor:
@@ -65,7 +52,7 @@ def test_layer_equals_algorithm_1_forward_and_in_all_gradients(batch, alpha, eta
     hidden = torch.randn(len(labels), num_features, dtype=torch.float64, requires_grad=True)
     target = torch.tensor(labels)
     wanted = (head.weight, head.alpha, head.eta, hidden)
-    logits_by_paper, trace_by_paper = algorithm_1(head.weight, head.alpha, head.eta, head.hebb.clone(), hidden, target)
+    logits_by_paper, trace_by_paper = algorithm_1(hidden, target, head.weight, head.alpha, head.eta, head.hebb)
     probe = torch.randn_like(logits_by_paper)
     gradients_by_paper = torch.autograd.grad((logits_by_paper * probe).sum(), wanted)
 
@@ -161,11 +148,26 @@ def test_eta_is_projected_where_the_trace_is_a_weighted_mean(stepped_to: float, 
     torch.testing.assert_close(head.hebb, expected)
 
 
-def test_recorded_eta_is_the_one_that_will_be_used() -> None:
-    head = double_head(3, 2)
+@pytest.mark.parametrize("eta_range", ["unit", "unbounded"])
+@pytest.mark.parametrize("stepped_to", [-0.4, 0.0, 0.003, 0.25, 0.75, 1.0, 1.7])
+def test_reported_eta_is_the_one_that_the_next_batch_uses(stepped_to: float, eta_range: str) -> None:
+    head = double_head(3, 2, eta_range=eta_range)
     with torch.no_grad():
-        head.eta.fill_(-0.4)
-    assert head.dynamics()["eta"].item() == 0
+        head.eta.fill_(stepped_to)
+    reported = head.dynamics()["eta"].item()
+    assert reported == (min(max(stepped_to, 0.0), 1.0) if eta_range == "unit" else stepped_to)
+    assert head.eta.item() == stepped_to, "reporting changes nothing"
+    head(torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))
+    assert head.eta.item() == reported
+
+
+def test_the_plain_reading_by_hand() -> None:
+    """Two samples of class 0 with h = 1 and 3, η = ½: Hebb goes from 4 to ½ · 4 + ½ · 2 = 3, and z = (1 + 2 · 3) h."""
+    hidden, target = torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])
+    weight, alpha, eta = torch.tensor([[1.0], [5.0]]), torch.tensor(2.0), torch.tensor(0.5)
+    logits, hebb = algorithm_1(hidden, target, weight, alpha, eta, torch.tensor([[4.0], [1.0]]))
+    assert hebb.tolist() == [[3.0], [1.0]], "the other class keeps its trace"
+    assert logits.tolist() == [[7.0, 7.0], [21.0, 21.0]]
 
 
 def test_mixed_precision_keeps_the_trace_in_full_precision() -> None:
@@ -485,7 +487,7 @@ def test_only_what_the_paper_writes_down_takes_the_path_that_is_written_down(opt
     head(torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))
     literal = not any(name.startswith("trace_") for name in options)
     assert head.literal == literal
-    assert calls == ([dhp.PlasticSoftmax] if literal else [])
+    assert calls == ([PlasticSoftmax] if literal else [])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from parallel_ranks import CASES, HEADS, NUM_RANKS, NUM_SAMPLES, Case, example, 
 from torch import Tensor, nn
 
 from engram.nn.distributed import ranks_of, ranks_of_call
-from engram.nn.wrapping import bare
+from engram.nn.distributed import bare
 
 here = torch.distributed.is_available() and torch.distributed.is_gloo_available()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not here, reason="needs torch.distributed")]

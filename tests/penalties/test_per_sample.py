@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engram import DHPSoftmax, MatchedSoftmax, PlainSoftmax
-from engram.nn.freezing import frozen
+from engram.nn.modules import frozen
 from engram.nn.networks import Network
 from engram.penalties import per_sample
 from engram.penalties.per_sample import sum_per_sample

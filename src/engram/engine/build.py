@@ -24,7 +24,7 @@ from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.freezing import frozen
+from engram.nn.modules import frozen
 from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
 from engram.penalties import NoPenalty, Penalty
 

@@ -15,7 +15,7 @@ from engram.data.batches import read_inputs
 from engram.data.samples import Samples
 from engram.data.streams import Stream
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 from engram.penalties.base import Penalty, slow_parameters
 
 try:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.files import write_or_refuse
 from engram.nn.heads import PlainSoftmax
-from engram.nn.wrapping import bare
+from engram.nn.distributed import bare
 
 Inputs = Tensor | Sequence[Tensor]
 Made = TypeVar("Made")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engram import __version__
 from engram.common.errors import SHOWN, InputError, printable, reason, shortened
 from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
-from engram.nn.wrapping import bare
+from engram.nn.distributed import bare
 from engram.penalties import Penalty
 
 KIND, FORMAT = "model", 1

@@ -1,9 +1,11 @@
-"""The DHP Softmax: an output layer whose slow weights carry a fast Hebbian trace (Eq. 2, Eq. 3, Algorithm 1)."""
+"""The DHP Softmax: an output layer whose slow weights carry a fast Hebbian trace (Eq. 2, Eq. 3, Algorithm 1).
+
+`algorithm_1` is the paper, read plainly. The layer computes the same, faster, by what is in `engram.nn.trace`.
+"""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,119 +14,34 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError, NotFiniteError, check_choice
 from engram.common.registry import HEADS
-from engram.nn.distributed import Ranks, SumOverRanks, ranks_of_call
-from engram.nn.growth import grow_rows
-from engram.nn.mapping import mapped
-from engram.nn.targets import check_targets
-
-SMALLEST_TRACE = 1e-12  # root mean square below which a trace counts as none
+from engram.nn import trace
+from engram.nn.classes import check_range, check_targets, grow_rows
+from engram.nn.distributed import Ranks, ranks_of_call
+from engram.nn.modules import as_linear, mapped
 
 
-def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each sample's share in the mean of its class: 1/s if the batch has s samples of that class, 0 in all others.
+def algorithm_1(
+    hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One training batch as the paper describes it: write the trace, then read it. Returns the logits and the trace.
 
-    So h̃ = shareᵀ h is the mean activation of every class at once (Algorithm 1, lines 3 to 6). Returns the shares
-    (…, B, C), and which classes are present (…, C, 1) as ones and zeros.
+    Args:
+        hidden: h (B, m).
+        target: class numbers (B,).
+        weight: θ (C, m).
+        alpha: α (C, m) or ().
+        eta: η ().
+        hebb: Hebb (C, m) before the batch, a constant of the gradient.
+
+    Example:
+        >>> logits, hebb = algorithm_1(hidden, target, weight, alpha, eta, hebb)
     """
-    member = _membership(target, num_classes, dtype)  # (…, B, C)
-    count = member.sum(dim=-2, keepdim=True)  # (…, 1, C)
-    return member.div_(count.clamp(min=1)), count.clamp(max=1).mT
-
-
-def class_means(hidden: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """h̃ (C, m), 0 for absent classes, and which are present (C, 1), of one batch."""
-    share, present = class_shares(target, num_classes, hidden.dtype)
-    return share.mT @ hidden, present
-
-
-def class_means_over_ranks(hidden: Tensor, target: Tensor, num_classes: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The same, of the batch that all ranks have together:  h̃_c = Σ_ranks Σ_{y = c} h / Σ_ranks #{y = c}."""
-    member = _membership(target, num_classes, hidden.dtype)  # (B, C)
-    sums, counts = SumOverRanks.apply(member.mT @ hidden, member.sum(dim=0).unsqueeze(-1), ranks)
-    return sums / counts.clamp(min=1), counts.clamp(max=1)
-
-
-def _membership(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """1 where a sample is of a class, else 0."""
-    return torch.eq(target.unsqueeze(-1), _class_numbers(num_classes, target.device)).to(dtype)
-
-
-def _class_numbers(num_classes: int, device: torch.device) -> Tensor:
-    if torch.compiler.is_compiling():  # a compiler keeps it in its own way
-        return torch.arange(num_classes, device=device)
-    return _kept_class_numbers(num_classes, device)
-
-
-@lru_cache(maxsize=16)
-def _kept_class_numbers(num_classes: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # it is kept for training too
-        return torch.arange(num_classes, device=device)
-
-
-@torch.library.custom_op("engram::kept", mutates_args=())
-def _kept(tensor: Tensor) -> Tensor:
-    """A copy, for the backward pass: a compiler would else read the trace there when it has been written over."""
-    return tensor.clone()
-
-
-@_kept.register_fake
-def _(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor)
-
-
-def plastic_weight(weight: Tensor, alpha: Tensor, hebb: Tensor) -> Tensor:
-    """The weight that is in force, slow plus fast (the bracket of Eq. 2):  θ + α Hebb."""
-    return torch.addcmul(weight, alpha, hebb)
-
-
-class PlasticSoftmax(torch.autograd.Function):
-    """Writes the trace from a batch, then reads it; with the derivatives written down, which is faster.
-
-    Eq. 3:  Hebb′ = Hebb + η (h̃ − Hebb), for the classes of the batch        Eq. 2:  z = (θ + α Hebb′) h
-
-    With D = (∂L/∂z)ᵀ h, the derivative by the weight in force:
-
-        ∂L/∂θ = D      ∂L/∂α = D Hebb′      ∂L/∂Hebb′ = D α =: F      ∂L/∂η = Σ F (h̃ − Hebb)
-        ∂L/∂h = (∂L/∂z) (θ + α Hebb′) + η share F
-
-    All tensors may have further axes in front, the same for all: so one call serves a whole stack of models.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        share, present = class_shares(target, weight.shape[-2], hidden.dtype)
-        surprise = (share.mT @ hidden).sub_(hebb).mul_(present)  # h̃ − Hebb (…, C, m), 0 for absent classes
-        # η as it is now, however the optimizer changes it before the backward pass
-        rate = eta.clone().unsqueeze(-1).unsqueeze(-1)
-        written = torch.addcmul(hebb, rate, surprise)
-        in_force = plastic_weight(weight, _as_matrix(alpha, weight), written)
-        ctx.mark_non_differentiable(written)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, alpha, written, in_force, share, rate, surprise)
-        return hidden @ in_force.mT, written
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, alpha, written, in_force, share, rate, surprise = ctx.saved_tensors
-        d = gradients[0]
-        if d is None:
-            return (None,) * 6
-        slope = d.mT @ hidden  # D (…, C, m)
-        fast = slope * _as_matrix(alpha, weight)  # F
-        by_alpha = slope * written
-        if alpha.ndim < weight.ndim:
-            by_alpha = by_alpha.sum(dim=(-2, -1))
-        by_eta = (fast * surprise).sum(dim=(-2, -1))
-        # (∂L/∂z) (θ + α Hebb′) + η share F, as one product
-        by_hidden = torch.cat([d, rate * share], dim=-1) @ torch.cat([in_force, fast], dim=-2)
-        return by_hidden, None, slope, by_alpha, by_eta, None
-
-
-def _as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:
-    """α with an axis for every axis of θ, also where all synapses share one."""
-    return alpha if alpha.ndim == weight.ndim else alpha.unsqueeze(-1).unsqueeze(-1)
+    written = hebb.detach().clone()
+    for c in target.unique():
+        mean = hidden[target == c].mean(dim=0)  # h̃_c, over the samples of class c
+        written[c] = (1 - eta) * hebb[c].detach() + eta * mean  # Eq. 3
+    logits = hidden @ (weight + alpha * written).T  # Eq. 2
+    return logits, written
 
 
 @HEADS.register(
@@ -145,16 +62,15 @@ class DHPSoftmax(nn.Module):
 
     Eq. 2:  z = (θ + α Hebb) h        Eq. 3:  Hebb_c ← (1 − η) Hebb_c + η h̃_c  for each class c of the batch
 
-    In training a call first writes the trace from the batch, then reads it, so that the loss is
-    differentiable in θ, α, η and, by two paths, in h. The trace before the batch is a constant. In
-    evaluation the trace is only read.
+    In training, a call first writes the trace from the batch, then reads it, so the loss is differentiable in θ, α, η
+    and, by two paths, in h. The trace before the batch is a constant. In evaluation, the trace is only read.
 
-    Within DistributedDataParallel a batch is that of all ranks together: the trace is the same on each of them, and so
-    is every gradient, as if one process had seen the whole.
+    Within DistributedDataParallel a batch is that of all ranks together: the trace is the same on each rank, and so is
+    every gradient, as if one process had seen the whole batch.
 
-    η stays where Eq. 3 is a weighted mean, in [0, 1]: before each training batch it is projected back onto that
-    interval, should the optimizer have stepped over its edge (until then `.eta` shows where it stepped).
-    `eta_range="unbounded"` is the paper's literal form, without that projection.
+    Eq. 3 is a weighted mean where η lies in [0, 1]: if the optimizer has stepped outside, η is projected back onto that
+    interval before the next training batch (until then `.eta` shows where it stepped). `eta_range="unbounded"` is the
+    paper's literal form, without that projection.
 
     Args:
         in_features: number m of hidden units.
@@ -163,12 +79,12 @@ class DHPSoftmax(nn.Module):
         alpha: "synapse" for a plasticity coefficient α per synapse, "uniform" for one that all share.
         eta_range: "unit" or "unbounded".
         alpha_init: α starts at alpha_init · U(0, 1).
-        learn_eta: whether η is learned, or stays as given.
-        trace_gradient: whether the loss is differentiated through what a batch writes into the trace: else h has one
-            path, and η learns nothing.
-        trace_scale: the root mean square at which the trace of each class is read, whatever that of the activations;
-            None reads it as it was written (Eq. 2).
-        trace_centred: whether each class writes its mean activation less the mean over the classes of the batch.
+        learn_eta: whether η is learned; otherwise it stays as given.
+        trace_gradient: whether the loss is differentiated through what a batch writes into the trace; otherwise h has
+            one path, and η learns nothing.
+        trace_scale: the root mean square to which the trace of each class is scaled when it is read; None reads it as
+            it was written (Eq. 2).
+        trace_centred: whether each class writes its mean activation minus the mean over the classes of the batch.
 
     Shape:
         hidden (B, m) and target (B,) of class numbers → logits (B, C). Like the paper's, the layer has no
@@ -180,10 +96,8 @@ class DHPSoftmax(nn.Module):
         >>> logits = head.eval()(torch.rand(64, 512))
     """
 
-    plastic_parameters: tuple[str, ...] = (
-        "alpha",
-        "eta",
-    )  # what consolidation leaves free: it protects slow weights only (Eq. 4)
+    # what consolidation leaves free: it protects slow weights only (Eq. 4)
+    plastic_parameters: tuple[str, ...] = ("alpha", "eta")
 
     weight: nn.Parameter  # θ (C, m)
     alpha: nn.Parameter  # α (C, m) or ()
@@ -234,7 +148,7 @@ class DHPSoftmax(nn.Module):
         self.trace_gradient = trace_gradient
         self.trace_scale = trace_scale
         self.trace_centred = trace_centred
-        self.check_values = True  # whether a batch's values are looked at before the trace is written, on a CPU
+        self.check_values = True  # on a CPU, whether a batch's values are checked before the trace is written
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -245,24 +159,29 @@ class DHPSoftmax(nn.Module):
         nn.init.zeros_(self.hebb)
 
     def grow(self, out_features: int) -> None:
-        """Take up more classes: old rows of θ, α and Hebb stay as they are, and so does η; new traces are empty.
+        """Add classes: the old rows of θ, α and Hebb keep their values, and so does η; new traces are empty.
 
-        θ and α become new parameters, which an optimizer made before does not know: make it anew. A penalty follows
-        with `penalty.grow()`.
+        θ and α become new parameters, so an existing optimizer does not know them: make a new one. Call
+        `penalty.grow()` too if there is a penalty.
 
-            head.grow(12)
-            penalty.grow()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        Args:
+            out_features: the new number of classes.
+
+        Example:
+            >>> head.grow(12)
+            >>> penalty.grow()
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         """
         grow_rows(self, out_features)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        """Logits (B, C) of hidden activations (B, m); in training mode, `target` (B,) is needed."""
         self._check_hidden(hidden)
         if not self.training:
-            return F.linear(hidden, plastic_weight(self.weight, self.alpha, self.read(self.hebb)))
+            return F.linear(hidden, trace.plastic_weight(self.weight, self.alpha, self.read(self.hebb)))
         target = self._check_target(hidden, target)
         if torch.is_autocast_enabled(hidden.device.type):
-            with torch.autocast(hidden.device.type, enabled=False):  # the trace sums up small changes
+            with torch.autocast(hidden.device.type, enabled=False):  # the trace is a sum of small changes
                 return self._write_then_read(hidden.to(self.weight.dtype), target)
         return self._write_then_read(hidden, target)
 
@@ -271,60 +190,77 @@ class DHPSoftmax(nn.Module):
         if self.eta_range == "unit":
             eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
         ranks = ranks_of_call(self)
-        # written down are the derivatives of one rank's batch; a compiler finds them itself
+        # the explicit derivatives are those of one rank's batch; a compiler derives its own
         if self.literal and ranks is None and not torch.compiler.is_compiling():
-            logits, written = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
+            logits, written = mapped(trace.PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
         else:
             written = self._written(hidden if self.trace_gradient else hidden.detach(), target, ranks)
-            logits = F.linear(hidden, plastic_weight(weight, alpha, self.read(written)))
+            logits = F.linear(hidden, trace.plastic_weight(weight, alpha, self.read(written)))
         with torch.no_grad():
             hebb.copy_(written)
         return logits
 
     @property
     def plastic_settings(self) -> dict[str, Any]:
-        """What the layer computes by, besides its tensors: a file of it fits only a layer with the same."""
+        """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
         names = ("eta_range", "trace_gradient", "trace_scale", "trace_centred")
         return {name: getattr(self, name) for name in names}
 
     @property
     def literal(self) -> bool:
-        """Whether the trace is written, read and differentiated as the paper says."""
+        """Whether the trace is written, read and differentiated exactly as in the paper."""
         return self.trace_gradient and self.trace_scale is None and not self.trace_centred
 
     def _written(self, hidden: Tensor, target: Tensor, ranks: Ranks | None) -> Tensor:
-        """Eq. 3, with the choices that this layer offers."""
-        if ranks is None:
-            mean, present = class_means(hidden, target, self.out_features)
-        else:
-            self._check_gradients()
-            mean, present = class_means_over_ranks(hidden, target, self.out_features, ranks)
+        """The trace after a batch (Eq. 3), with the options of this layer."""
+        if ranks is not None and self.eta.requires_grad and not self.trace_gradient:
+            raise InputError(
+                "without trace_gradient η learns nothing, and DistributedDataParallel would wait for its gradient: "
+                "make DHPSoftmax(..., learn_eta=False)"
+            )
+        mean, present = trace.class_means(hidden, target, self.out_features, ranks)
         if self.trace_centred:
             mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True).clamp(min=1)
         eta = self.eta if self.trace_gradient else self.eta.detach()
-        before = _kept(self.hebb) if torch.compiler.is_compiling() else self.hebb
-        return before + eta * present * (mean - before)
+        before = trace.copy_for_backward(self.hebb) if torch.compiler.is_compiling() else self.hebb
+        return trace.write_trace(before, eta, mean, present)
 
     def read(self, hebb: Tensor) -> Tensor:
-        """The trace as Eq. 2 sees it: of the root mean square `trace_scale` in each class, or as it was written.
+        """The trace as Eq. 2 uses it: scaled to the root mean square `trace_scale` in each class, or as written.
 
-        The factor that brings it there is a constant for the gradient. A class never seen has no trace to scale.
+        The scaling factor is a constant of the gradient. A class that was never seen has no trace to scale.
+
+        Args:
+            hebb: the trace of this layer, or of a stack of such layers.
+
+        Example:
+            >>> fast = head.alpha * head.read(head.hebb)
         """
-        if self.trace_scale is None:
-            return hebb
-        size = hebb.detach().square().mean(dim=-1, keepdim=True).sqrt()
-        return hebb * (self.trace_scale / size.clamp(min=SMALLEST_TRACE))
+        return hebb if self.trace_scale is None else trace.scale_trace(hebb, self.trace_scale)
 
     def fast_part(self) -> Tensor:
-        """What the trace adds to the slow weights now:  α Hebb."""
+        """What the trace adds to the slow weights now, α Hebb: `head.weight + head.fast_part()` is in force."""
         return self.fast_part_of(self.alpha, self.hebb)
 
     def fast_part_of(self, alpha: Tensor, hebb: Tensor) -> Tensor:
-        """The same of other tensors, also of a stack of layers like this one."""
-        return _as_matrix(alpha, hebb) * self.read(hebb)
+        """The same for other tensors, also for a stack of layers like this one.
+
+        Args:
+            alpha: α.
+            hebb: Hebb.
+
+        Example:
+            >>> fast = head.fast_part_of(torch.stack([head.alpha] * 2), torch.stack([head.hebb] * 2))
+        """
+        return trace.as_matrix(alpha, hebb) * self.read(hebb)
 
     def weight_slopes(self) -> dict[str, Tensor]:
-        """Derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α."""
+        """The derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α.
+
+        Example:
+            >>> head.weight_slopes()["weight"].unique()
+            tensor([1.])
+        """
         slopes = {"weight": torch.ones_like(self.weight)}
         if self.alpha.shape == self.weight.shape:
             slopes["alpha"] = self.read(self.hebb)
@@ -332,21 +268,21 @@ class DHPSoftmax(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> nn.Linear:
-        """The same function as a plain layer, for when learning is over: its weight is θ + α Hebb."""
-        linear = nn.utils.skip_init(  # no weights are drawn: who goes on learning draws what they would have drawn
-            nn.Linear,
-            self.in_features,
-            self.out_features,
-            bias=False,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        linear.weight.copy_(plastic_weight(self.weight, self.alpha, self.read(self.hebb)))
-        return linear.train(self.training)
+        """The same function as a plain layer, for use after training: its weight is θ + α Hebb.
+
+        Example:
+            >>> linear = head.fold()
+        """
+        return as_linear(trace.plastic_weight(self.weight, self.alpha, self.read(self.hebb))).train(self.training)
 
     @torch.no_grad()
     def dynamics(self) -> dict[str, Tensor]:
-        """The paper's view on the layer as it learns: η, ‖Hebb‖ and ‖α‖ (Frobenius)."""
+        """What the paper plots of the layer during training: η, ‖Hebb‖ and ‖α‖ (Frobenius norms).
+
+        Example:
+            >>> head.dynamics()["eta"]
+            tensor(0.0010)
+        """
         eta = self.eta.clamp(0, 1) if self.eta_range == "unit" else self.eta.clone()  # as the next batch will use it
         return {"eta": eta, "hebb_norm": self.hebb.norm(), "alpha_norm": self.alpha.norm()}
 
@@ -369,22 +305,9 @@ class DHPSoftmax(nn.Module):
                 "call head(hidden, target), or head.eval() before predicting"
             )
         check_targets(target, len(hidden))
-        # Looking at values would make an accelerator wait, and cannot be traced: there it is the caller's part.
+        # Checking values makes an accelerator wait, and cannot be traced: there the caller is responsible.
         if self.check_values and hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-            self._check_values(hidden, target)
+            check_range(target, self.out_features)
+            if not torch.isfinite(hidden).all():
+                raise NotFiniteError("the hidden activations hold NaN or infinity, which would stay in the trace")
         return target
-
-    def _check_gradients(self) -> None:
-        if self.eta.requires_grad and not self.trace_gradient:
-            raise InputError(
-                "without trace_gradient η learns nothing, and DistributedDataParallel would wait for its gradient: "
-                "make DHPSoftmax(..., learn_eta=False)"
-            )
-
-    def _check_values(self, hidden: Tensor, target: Tensor) -> None:
-        if len(target):
-            low, high = (int(bound) for bound in target.aminmax())
-            if low < 0 or high >= self.out_features:
-                raise InputError(f"targets must lie in 0..{self.out_features - 1}, not {low}..{high}")
-        if not torch.isfinite(hidden).all():
-            raise NotFiniteError("the hidden activations hold NaN or infinity, which would stay in the trace")

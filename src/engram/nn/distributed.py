@@ -1,4 +1,8 @@
-"""Data parallel training: the ranks that share a batch, found without being told, and sums over all of them."""
+"""Data parallel training: which ranks share a model, and sums over all of them.
+
+A module does not know the DistributedDataParallel around it. So each wrapper is noted when it is made: PyTorch calls a
+hook whenever a module gets a submodule. Two hooks on the wrapper itself tell whether it is running.
+"""
 
 from __future__ import annotations
 
@@ -9,83 +13,172 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from engram.common.errors import InputError
-from engram.nn.wrapping import note, parallel_around
 
 Ranks = Any  # a ProcessGroup of at least two; a PyTorch without torch.distributed has no such name
 
-_alone: WeakSet[nn.Module] = WeakSet()  # modules around which there was no DistributedDataParallel
+_wrappers: WeakSet[DistributedDataParallel] = WeakSet()
+_running: WeakSet[DistributedDataParallel] = WeakSet()  # those whose forward pass is running
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model itself, without torch.compile and DistributedDataParallel around it: its weights have their own names.
+
+    Args:
+        model: any module, wrapped or not.
+
+    Example:
+        >>> bare(torch.compile(model)) is model
+        True
+    """
+    while True:
+        within = getattr(model, "_orig_mod", model)
+        if isinstance(within, DistributedDataParallel):
+            _note(within)
+            within = within.module
+        if within is model:
+            return model
+        model = within
 
 
 def several_processes() -> bool:
-    """Whether torch.distributed runs, with more than this process."""
+    """Whether torch.distributed runs, with more processes than this one.
+
+    Example:
+        >>> several_processes()
+        False
+    """
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def ranks_of_call(module: nn.Module) -> Ranks | None:
-    """The ranks that this very call of a module is shared by: those of the DistributedDataParallel that makes it.
+    """The ranks that share the current call of a module; None if this process trains the module alone.
 
-    Processes that train models of their own are no such ranks, whether or not torch.distributed runs.
+    A call that bypasses the DistributedDataParallel around the module is refused.
+
+    Args:
+        module: the module that is being called.
+
+    Example:
+        >>> ranks_of_call(head) is None  # in a single process
+        True
     """
     if not several_processes():
         return None
-    wrapper = DistributedDataParallel._active_ddp_module  # what torch.compile asks, too
-    if wrapper is not None:
-        if not torch.compiler.is_compiling():
-            note(wrapper)
-            _alone.discard(module)
-        return _if_several(wrapper.process_group)
-    if _is_shared(module):
+    if torch.compiler.is_compiling():
+        return _ranks_for_compiler(module)
+    around = _wrappers_around(module)
+    if around and not any(wrapper in _running for wrapper in around):
         raise InputError(
             f"this {type(module).__name__} is called past the DistributedDataParallel around it, so that its "
             "trace would be of this rank's samples alone: call what DistributedDataParallel(model) returned"
         )
-    return None
+    return _if_several(around)
 
 
-@torch.compiler.assume_constant_result  # a compiler asks once, and does not look into it
-def _is_shared(module: nn.Module) -> bool:
-    if module not in _alone and ranks_of(module) is None:
-        _alone.add(module)  # the search takes longer than a step
-    return module not in _alone
+@torch.compiler.assume_constant_result  # a compiler asks once, and does not trace it
+def _ranks_for_compiler(module: nn.Module) -> Ranks | None:
+    return _if_several(_wrappers_around(module))
 
 
 def ranks_of(model: nn.Module) -> Ranks | None:
-    """The ranks that train a model together: those of the DistributedDataParallel around it."""
-    if not several_processes():
-        return None
-    wrapper = parallel_around(model)
-    return None if wrapper is None else _if_several(wrapper.process_group)
+    """The ranks that train a model together: those of the DistributedDataParallel around it; None without one.
+
+    Args:
+        model: a model, or a part of one.
+
+    Example:
+        >>> ranks_of(model) is None  # in a single process
+        True
+    """
+    return _if_several(_wrappers_around(model)) if several_processes() else None
 
 
-def _if_several(group: Any) -> Ranks | None:
-    return group if group.size() > 1 else None
+def _if_several(wrappers: list[DistributedDataParallel]) -> Ranks | None:
+    group = wrappers[0].process_group if wrappers else None
+    return group if group is not None and group.size() > 1 else None
+
+
+def _wrappers_around(model: nn.Module) -> list[DistributedDataParallel]:
+    return [wrapper for wrapper in _wrappers if any(part is model for part in wrapper.modules())]
+
+
+def _note_registration(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+    if isinstance(parent, DistributedDataParallel):
+        _note(parent)
+
+
+def _note(wrapper: DistributedDataParallel) -> None:
+    if wrapper not in _wrappers:
+        _wrappers.add(wrapper)
+        wrapper.register_forward_pre_hook(_start_forward)
+        wrapper.register_forward_hook(_end_forward)
+
+
+@torch.compiler.disable
+def _start_forward(wrapper: nn.Module, inputs: Any) -> None:
+    if isinstance(wrapper, DistributedDataParallel):
+        _running.add(wrapper)
+
+
+@torch.compiler.disable
+def _end_forward(wrapper: nn.Module, inputs: Any, outputs: Any) -> None:
+    if isinstance(wrapper, DistributedDataParallel):
+        _running.discard(wrapper)
+
+
+register_module_module_registration_hook(_note_registration)
 
 
 def rank_of(ranks: Ranks | None) -> int:
-    """The place of this process among the ranks; 0 where it is alone."""
+    """The number of this process among the ranks; 0 where it is alone.
+
+    Args:
+        ranks: what `ranks_of` returned.
+
+    Example:
+        >>> rank_of(None)
+        0
+    """
     return 0 if ranks is None else int(ranks.rank())
 
 
 def add_over_ranks(tensors: Iterable[Tensor], ranks: Ranks) -> None:
-    """Each tensor becomes the sum of what it is on every rank, in place."""
+    """Replace each tensor, in place, by its sum over all ranks.
+
+    Args:
+        tensors: on every rank the same shapes, in the same order.
+        ranks: what `ranks_of` returned.
+
+    Example:
+        >>> add_over_ranks([total, count], ranks)
+    """
     for tensor in tensors:
         dist.all_reduce(tensor, group=ranks)
 
 
 def take_from_first_rank(tensors: Iterable[Tensor], ranks: Ranks) -> None:
-    """Each tensor becomes what it is on the first rank, in place."""
+    """Replace each tensor, in place, by what it is on the first rank.
+
+    Args:
+        tensors: on every rank the same shapes, in the same order.
+        ranks: what `ranks_of` returned.
+
+    Example:
+        >>> take_from_first_rank([weight], ranks)
+    """
     for tensor in tensors:
         dist.broadcast(tensor, dist.get_global_rank(ranks, 0), group=ranks)
 
 
 class SumOverRanks(torch.autograd.Function):
-    """Sums (C, m) and counts (C, 1), each over all ranks, by one message of C (m + 1) numbers.
+    """Sums (C, m) and counts (C, 1), each over all ranks, in one message of C (m + 1) numbers.
 
     Every rank's loss depends on the sums of every rank. So the derivative of all losses by a rank's own part is the sum
-    of the derivatives that the ranks have found for the whole: one message of C m numbers in the backward pass.
+    of the derivatives that the ranks computed for the whole: one message of C m numbers in the backward pass.
     """
 
     @staticmethod
@@ -105,9 +198,16 @@ class SumOverRanks(torch.autograd.Function):
 
 
 def after_averaging(call: Callable[[], None]) -> None:
-    """From within a backward pass: call something when it is over, gradients averaged over the ranks included.
+    """From within a backward pass: call something at its very end, when gradients have been averaged over the ranks.
 
-    DistributedDataParallel queues the end of its averaging while the pass runs; what the queue itself queues is later.
+    DistributedDataParallel queues the end of its averaging while the pass runs; what a queued call queues comes later.
+    PyTorch has no public name for that queue.
+
+    Args:
+        call: what to call.
+
+    Example:
+        >>> weight.register_post_accumulate_grad_hook(lambda theta: after_averaging(check_gradients))
     """
     queue = torch.autograd.Variable._execution_engine.queue_callback
     queue(lambda: queue(call))

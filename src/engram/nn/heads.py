@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
-from engram.nn.dhp import DHPSoftmax, plastic_weight
-from engram.nn.growth import grow_rows
+from engram.nn.classes import grow_rows
+from engram.nn.modules import as_linear
 
 
 def list(pattern: str = "*") -> builtins.list[str]:
@@ -49,63 +49,128 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
 
 @HEADS.register("plain", baseline=True)
 class PlainSoftmax(nn.Linear):
-    """The ordinary softmax layer, without bias:  z = θ h."""
+    """The ordinary softmax layer, without bias:  z = θ h.
+
+    Args:
+        in_features: number m of hidden units.
+        out_features: number C of classes.
+
+    Example:
+        >>> logits = PlainSoftmax(512, 10)(torch.rand(64, 512))
+    """
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__(in_features, out_features, bias=False)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        """Logits (B, C) of hidden activations (B, m); the targets are ignored."""
         return super().forward(hidden)
 
     def grow(self, out_features: int) -> None:
-        """Take up more classes, as `DHPSoftmax.grow` does."""
+        """Add classes, as `DHPSoftmax.grow` does.
+
+        Args:
+            out_features: the new number of classes.
+
+        Example:
+            >>> head.grow(12)
+        """
         grow_rows(self, out_features)
 
     def weight_slopes(self) -> dict[str, Tensor]:
-        """Derivative of the weight in force by each parameter of its shape."""
+        """The derivative of the weight in force by each parameter of its shape: 1 for θ.
+
+        Example:
+            >>> PlainSoftmax(4, 3).weight_slopes()["weight"].unique()
+            tensor([1.])
+        """
         return {"weight": torch.ones_like(self.weight)}
 
 
-@HEADS.register("matched", baseline=True, settings={"trace": "baseline_trace"})
-class MatchedSoftmax(DHPSoftmax):
-    """The paper's baseline, as large as the plastic layer by an extra set of slow weights:  z = (θ + c θ′) h.
+from engram.common.errors import InputError, check_choice
+from engram.common.registry import HEADS
+from engram.nn.classes import grow_rows
+from engram.nn.modules import as_linear
 
     Both sets learn, so the layer's effective learning rate is 1 + c² times that of a plain one: twice, for the paper's
-    c = 1. It is the plastic layer with a constant trace that is never written (η = 0): so the two have tensors of the
-    same shapes, and a stack of models trains them as one.
+    c = 1.
 
     Args:
-        trace: c. θ′ starts smaller by as much, so that the initial weights do not depend on it.
+        in_features: number m of hidden units.
+        out_features: number C of classes.
+        trace: c > 0. θ′ starts smaller by this factor, so that the initial weights do not depend on it.
+
+    Example:
+        >>> logits = MatchedSoftmax(512, 10)(torch.rand(64, 512))
     """
 
     plastic_parameters = ()  # θ′ is as slow as θ
 
     def __init__(self, in_features: int, out_features: int, *, trace: float = 1.0):
+        super().__init__()
         if not trace > 0:
             raise InputError(f"trace must be above 0, not {trace}")
-        self.constant = trace
-        super().__init__(in_features, out_features, eta=0)
-        self.eta.requires_grad_(False)
+        if in_features < 1 or out_features < 1:
+            raise InputError(f"a layer needs at least one feature and one class, not {in_features} and {out_features}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.trace = trace
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))  # θ
+        self.extra = nn.Parameter(torch.empty(out_features, in_features))  # θ′
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Both sets of weights as in `torch.nn.Linear`, and the second divided by c."""
         for parameter in (self.weight, self.extra):
             nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
         with torch.no_grad():
-            self.extra.div_(self.constant)
-        nn.init.zeros_(self.eta)
-        nn.init.constant_(self.hebb, self.constant)
+            self.extra.div_(self.trace)
 
     @property
-    def extra(self) -> nn.Parameter:
-        """θ′, in the place of the plastic layer's α."""
-        return self.alpha
+    def plastic_settings(self) -> dict[str, float]:
+        """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
+        return {"trace": self.trace}
+
+    def in_force(self) -> Tensor:
+        """θ + c θ′, the weight that the layer computes with.
+
+        Example:
+            >>> logits = hidden @ head.in_force().T
+        """
+        return torch.add(self.weight, self.extra, alpha=self.trace)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
-        return F.linear(hidden, plastic_weight(self.weight, self.extra, self.hebb))
+        """Logits (B, C) of hidden activations (B, m); the targets are ignored."""
+        return F.linear(hidden, self.in_force())
 
-    def dynamics(self) -> dict[str, Tensor]:
-        """It has none."""
-        return {}
+    def grow(self, out_features: int) -> None:
+        """Add classes, as `DHPSoftmax.grow` does.
+
+        Args:
+            out_features: the new number of classes.
+
+        Example:
+            >>> head.grow(12)
+        """
+        grow_rows(self, out_features)
+
+    def weight_slopes(self) -> dict[str, Tensor]:
+        """The derivative of the weight in force by each parameter of its shape: 1 for θ, c for θ′.
+
+        Example:
+            >>> MatchedSoftmax(4, 3, trace=2.0).weight_slopes()["extra"].unique()
+            tensor([2.])
+        """
+        return {"weight": torch.ones_like(self.weight), "extra": torch.full_like(self.extra, self.trace)}
+
+    @torch.no_grad()
+    def fold(self) -> nn.Linear:
+        """The same function as a plain layer, for use after training.
+
+        Example:
+            >>> linear = head.fold()
+        """
+        return as_linear(self.in_force()).train(self.training)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"

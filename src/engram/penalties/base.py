@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError, NotFiniteError, check_choice
-from engram.nn.wrapping import bare
+from engram.nn.distributed import bare
 from engram.penalties.growth import check_grown, with_rows
 
 

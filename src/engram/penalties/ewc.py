@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import PENALTIES
 from engram.nn.distributed import rank_of, ranks_of
-from engram.nn.freezing import frozen
-from engram.nn.masking import mask_logits
-from engram.nn.targets import check_targets
+from engram.nn.modules import frozen
+from engram.nn.classes import mask_logits
+from engram.nn.classes import check_targets
 from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample, unpack
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError
 from engram.nn.distributed import add_over_ranks, ranks_of
-from engram.nn.freezing import frozen
+from engram.nn.modules import frozen
 from engram.penalties.per_sample import Function, Objective, known_layers, sum_per_sample
 
 Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.engine.chains import chain_of
 from engram.engine.learner import Learner
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 from engram.penalties import SI, Penalty
 from engram.penalties.base import moved_shift
 from engram.penalties.per_sample import find_product_layers

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from engram.engine.chains import Link, chain_of
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.mapping import mapped
-from engram.nn.masking import mask_logits, masked_classes
+from engram.nn.modules import mapped
+from engram.nn.classes import mask_logits, masked_classes
 
 LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
 

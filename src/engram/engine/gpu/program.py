@@ -22,7 +22,7 @@ from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
 from engram.engine.memory import Portion
 from engram.engine.program import Batches
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 
 EVALUATED = 400_000  # samples at a time, over all models, where memory allows
 WEIGHED = 100_000  # the same for importances

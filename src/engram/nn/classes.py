@@ -1,0 +1,126 @@
+"""The classes of an output layer: targets, the outputs that take part in a task, and layers that get more classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engram.common.errors import InputError
+
+CLASS_NUMBER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_targets(targets: object, num_samples: int) -> Tensor:
+    """Return the targets if they are a vector with one class number for each sample; refuse them otherwise.
+
+    The range of the numbers is checked by callers, who know how many classes there are.
+
+    Args:
+        targets: what was given as targets.
+        num_samples: the size of the batch.
+
+    Example:
+        >>> check_targets(torch.tensor([0, 2, 1]), num_samples=3)
+        tensor([0, 2, 1])
+    """
+    if not isinstance(targets, Tensor):
+        raise InputError(f"targets must be a tensor of class numbers, not a {type(targets).__name__}")
+    if targets.dtype not in CLASS_NUMBER_TYPES:
+        raise InputError(f"targets must be class numbers (int64), not {targets.dtype}")
+    if targets.shape != (num_samples,):
+        raise InputError(f"targets must have shape ({num_samples},), one for each sample, not {tuple(targets.shape)}")
+    return targets
+
+
+def check_range(targets: Tensor, num_classes: int) -> None:
+    """Refuse class numbers outside 0..num_classes − 1.
+
+    Args:
+        targets: class numbers (B,).
+        num_classes: how many classes there are.
+
+    Example:
+        >>> check_range(torch.tensor([0, 2, 1]), num_classes=3)
+    """
+    if len(targets):
+        low, high = (int(bound) for bound in targets.aminmax())
+        if low < 0 or high >= num_classes:
+            raise InputError(f"targets must lie in 0..{num_classes - 1}, not {low}..{high}")
+
+
+def mask_logits(logits: Tensor, classes: Sequence[int] | None) -> Tensor:
+    """Set the logits of all classes but `classes` to −∞, so that softmax gives them no probability.
+
+    So several heads live in one layer: each task uses the outputs of its own classes.
+
+    Args:
+        logits: (..., C).
+        classes: the numbers of the classes that take part; None for all.
+
+    Example:
+        >>> mask_logits(torch.zeros(1, 3), classes=(0, 2))
+        tensor([[0., -inf, 0.]])
+    """
+    if classes is None or len(classes) == logits.shape[-1]:
+        return logits
+    return logits.masked_fill(masked_classes(tuple(classes), logits.shape[-1], logits.device), float("-inf"))
+
+
+@lru_cache(maxsize=64)
+def masked_classes(classes: tuple[int, ...], num_classes: int, device: torch.device) -> Tensor:
+    """Which outputs take no part (C,). It is cached, so that a GPU does not wait for it at every step.
+
+    Args:
+        classes: the numbers of the classes that take part.
+        num_classes: C.
+        device: where the mask is needed.
+
+    Example:
+        >>> masked_classes((0, 2), 3, torch.device("cpu"))
+        tensor([False,  True, False])
+    """
+    with torch.inference_mode(False):  # the cached mask is used in training too
+        others = torch.ones(num_classes, dtype=torch.bool)
+        others[list(classes)] = False
+        return others.to(device)
+
+
+@torch.no_grad()
+def grow_rows(layer: Any, out_features: int) -> None:
+    """Give every tensor of a layer that has one row per class a row for each of `out_features` classes.
+
+    Old rows, and tensors that all rows share, keep their values bit for bit. New rows are initialised by the layer's
+    `reset_parameters`.
+
+    Args:
+        layer: a module with `out_features` and `reset_parameters`.
+        out_features: the new number of classes, at least the old one.
+
+    Example:
+        >>> grow_rows(head, out_features=12)
+    """
+    num_before = layer.out_features
+    if isinstance(out_features, bool) or not isinstance(out_features, Integral):
+        raise InputError(f"a layer grows to a whole number of classes, not {out_features!r}")
+    out_features = int(out_features)
+    if out_features < num_before:
+        raise InputError(f"a layer of {num_before} classes cannot shrink to {out_features}")
+    if out_features == num_before:
+        return
+    before = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
+    for name, tensor in before.items():
+        if tensor.ndim:
+            larger = tensor.new_empty(out_features, *tensor.shape[1:])
+            is_parameter = isinstance(tensor, nn.Parameter)
+            setattr(layer, name, nn.Parameter(larger, tensor.requires_grad) if is_parameter else larger)
+    old = {name: tensor.clone() for name, tensor in before.items()}
+    layer.out_features = out_features
+    layer.reset_parameters()
+    for name, tensor in old.items():
+        now = getattr(layer, name)
+        (now[:num_before] if now.ndim else now).copy_(tensor)
