@@ -15,8 +15,7 @@ import torch
 from parallel_ranks import CASES, HEADS, NUM_RANKS, NUM_SAMPLES, Case, example, learn, own_rows
 from torch import Tensor, nn
 
-from engram.nn.distributed import ranks_of, ranks_of_call
-from engram.nn.distributed import bare
+from engram.nn.distributed import bare, ranks_of, ranks_of_call
 
 here = torch.distributed.is_available() and torch.distributed.is_gloo_available()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not here, reason="needs torch.distributed")]

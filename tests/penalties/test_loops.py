@@ -174,7 +174,7 @@ def test_a_step_that_the_scaler_leaves_out_is_no_part_of_the_path() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     ((x, y), (x2, y2)) = batches(0, 2, torch.float32)
     for inputs, targets, bad in ((x, y, False), (x2, y2, True), (x2, y2, False)):
-        before = copy.deepcopy(penalty.path)
+        before = copy.deepcopy(penalty.group("path"))
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs, targets), targets)
         scaler.scale((loss * 1e38 * 1e38 if bad else loss) + penalty.loss()).backward()
@@ -182,7 +182,7 @@ def test_a_step_that_the_scaler_leaves_out_is_no_part_of_the_path() -> None:
         scaler.step(optimizer)
         scaler.update()
         penalty.after_step()
-        same = all(torch.equal(penalty.path[name], before[name]) for name in before)
+        same = all(torch.equal(penalty.state[f"path.{name}"], before[name]) for name in before)
         assert same == bad
     penalty.consolidate()
 
@@ -302,7 +302,7 @@ def path_of_one_step(
 @pytest.mark.parametrize("case", ["first weight frozen", "abandoned", "abandoned, zeroed", "looked at"])
 def test_si_knows_what_is_in_the_gradients(case: str) -> None:
     model, penalty, optimizer = in_second_task(freeze=case == "first weight frozen")
-    path = penalty.path["head.weight"].clone()
+    path = penalty.state["path.head.weight"].clone()
     data = batches(7, 3)
     optimizer.zero_grad()
     if case.startswith("abandoned"):
@@ -315,7 +315,7 @@ def test_si_knows_what_is_in_the_gradients(case: str) -> None:
     if case == "looked at":
         torch.autograd.grad(penalty.loss(), [model.head.weight])
     penalty.after_step()
-    torch.testing.assert_close(penalty.path["head.weight"], path + added, rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(penalty.state["path.head.weight"], path + added, rtol=1e-7, atol=1e-12)
 
 
 def test_lbfgs_is_refused() -> None:

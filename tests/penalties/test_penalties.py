@@ -22,6 +22,7 @@ from engram import (
     PlainSoftmax,
 )
 from engram.nn.networks import Network
+from engram.penalties.terms import gradient
 
 PENALTIES = {
     "ewc": lambda model, **o: EWC(model, strength=3.0, **o),
@@ -61,6 +62,15 @@ def make_batches(num_batches: int = 3, batch_size: int = 7, seed: int = 0) -> li
         )
         for _ in range(num_batches)
     ]
+
+
+def importance_of(penalty, batches, classes=None) -> dict[str, Tensor]:
+    """Ω of the weights as they are now; nothing is changed."""
+    return penalty.importance(penalty.model, penalty.parameters, penalty.state, penalty.settings, batches, classes)
+
+
+def gradient_of(penalty) -> dict[str, Tensor]:
+    return gradient(penalty.terms, penalty.in_force(penalty.snapshot()), penalty.strength)
 
 
 def call(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -228,7 +238,7 @@ def test_the_proximal_step_minimises_its_objective(model, make_penalty) -> None:
     start = penalty.snapshot()
     penalty.proximal_step(0.5)
     # at the minimiser of |θ′ − θ|² / (2 lr) + loss(θ′) the gradient, (θ′ − θ) / lr + loss′(θ′), is zero
-    pull = penalty.gradient(penalty.snapshot())
+    pull = gradient_of(penalty)
     for name, theta in penalty.parameters.items():
         torch.testing.assert_close((theta - start[name]) / 0.5 + pull[name], torch.zeros_like(theta))
     assert sum((theta - start[name]).abs().sum() for name, theta in penalty.parameters.items()) > 1e-3
@@ -378,9 +388,9 @@ def test_sampled_fisher_approaches_the_exact_one() -> None:
     model = nn.Linear(3, 2).double()
     inputs = torch.randn(1, 3, dtype=torch.float64).expand(20_000, 3)
     batch = [(inputs, torch.zeros(20_000, dtype=torch.long))]
-    sampled = EWC(model, strength=1, labels="sampled").importance(batch)
-    exact = EWC(model, strength=1, labels="exact").importance(batch)
-    true = EWC(model, strength=1, labels="true").importance(batch)
+    sampled, exact, true = (
+        importance_of(EWC(model, strength=1, labels=labels), batch) for labels in ("sampled", "exact", "true")
+    )
     torch.testing.assert_close(sampled["weight"], exact["weight"], rtol=0.05, atol=0)
     assert not torch.allclose(true["weight"], exact["weight"], rtol=0.05)
 
@@ -420,7 +430,7 @@ def test_ewc_has_a_term_a_task_and_online_ewc_one_with_decay() -> None:
     ewc, online = EWC(model, strength=2.0), OnlineEWC(model, strength=2.0, gamma=0.7)
     fishers, anchors = [], []
     for seed in range(3):
-        fishers.append(ewc.importance(make_batches(seed=seed)))
+        fishers.append(importance_of(ewc, make_batches(seed=seed)))
         anchors.append(ewc.snapshot())
         ewc.consolidate(make_batches(seed=seed))
         online.consolidate(make_batches(seed=seed))
@@ -508,7 +518,7 @@ def test_si_takes_out_exactly_as_much_of_its_own_gradient_as_went_in() -> None:
             (loss + share * penalty.loss() if share else loss).backward()
         optimizer.step()
         penalty.after_step()
-        paths.append(penalty.path)
+        paths.append(penalty.group("path"))
     for name in paths[0]:
         torch.testing.assert_close(paths[0][name], paths[1][name])
 
@@ -522,14 +532,14 @@ def test_si_takes_out_half_where_half_went_in() -> None:
     ((inputs, targets),) = make_batches(1, seed=2)
     names, weights = zip(*penalty.parameters.items(), strict=True)
     of_task = torch.autograd.grad(F.cross_entropy(model(inputs), targets), weights)
-    path, start = copy.deepcopy(penalty.path), penalty.snapshot()
+    path, start = copy.deepcopy(penalty.group("path")), penalty.snapshot()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer.zero_grad()
     (F.cross_entropy(model(inputs), targets) + 0.5 * penalty.loss()).backward()
     optimizer.step()
     penalty.after_step()
     for name, weight, slope in zip(names, weights, of_task, strict=True):
-        torch.testing.assert_close(penalty.path[name], path[name] - slope * (weight - start[name]))
+        torch.testing.assert_close(penalty.state[f"path.{name}"], path[name] - slope * (weight - start[name]))
 
 
 def test_si_forgets_a_backward_pass_that_was_thrown_away() -> None:
@@ -547,7 +557,7 @@ def test_si_forgets_a_backward_pass_that_was_thrown_away() -> None:
             (F.cross_entropy(model(make_batches()[0][0]), make_batches()[0][1]) + penalty.loss()).backward()
             model.zero_grad()
         train(model, penalty, make_batches(1, seed=2))
-        paths.append(penalty.path)
+        paths.append(penalty.group("path"))
     for name in paths[0]:
         torch.testing.assert_close(paths[0][name], paths[1][name])
 
@@ -556,7 +566,7 @@ def test_si_refuses_importances_that_are_not_numbers_and_keeps_what_it_had() -> 
     model = NETWORKS["linear"]().double()
     penalty = SI(model, strength=3.0)
     train(model, penalty, make_batches())
-    penalty.path["1.weight"][0, 0] = float("nan")
+    penalty.state["path.1.weight"][0, 0] = float("nan")
     with pytest.raises(NotFiniteError, match=r"'1\.weight' is NaN or infinite"):
         penalty.consolidate()
     assert penalty.terms == []
@@ -645,8 +655,9 @@ def test_online_ewc_refuses_the_state_of_ewc() -> None:
 def test_ewc_with_labels_of_its_own_takes_inputs_alone(labels: str) -> None:
     model = nn.Linear(3, 2).double()
     inputs = torch.randn(5, 3, dtype=torch.float64)
-    with_targets = EWC(model, strength=1, labels=labels).importance([(inputs, torch.zeros(5, dtype=torch.long))])
-    alone = EWC(model, strength=1, labels=labels).importance([inputs])
+    penalty = EWC(model, strength=1, labels=labels)
+    with_targets = importance_of(penalty, [(inputs, torch.zeros(5, dtype=torch.long))])
+    alone = importance_of(penalty, [inputs])
     assert torch.equal(alone["weight"], with_targets["weight"])
 
 
@@ -730,8 +741,7 @@ def test_in_force_the_penalty_is_of_slow_plus_fast(plastic_model, make_penalty, 
     penalty.loss().backward()
     for (name, p), gradient in zip(penalty.parameters.items(), reference, strict=True):
         torch.testing.assert_close(p.grad, gradient, rtol=1e-10, atol=1e-13)
-        written_down = penalty.gradient(dict(penalty.parameters))[name].detach()
-        torch.testing.assert_close(written_down, gradient, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(gradient_of(penalty)[name], gradient, rtol=1e-10, atol=1e-13)
     assert reference[list(theta).index("head.weight")].abs().max() > 1e-6
     if not with_alpha:
         assert plastic_model.head.alpha.grad is None, "α is free: the penalty looks at the fast part, and leaves it"
@@ -812,10 +822,10 @@ def test_in_force_the_state_survives_save_and_load(plastic_model, make_penalty) 
 def test_in_force_si_still_begins_at_the_slow_weight(plastic_model) -> None:
     penalty = SI(plastic_model, strength=1.0, xi=0.01, protect="in-force")
     train(plastic_model, penalty, make_batches())
-    start, path = plastic_model.head.weight.detach().clone(), penalty.path["head.weight"].clone()
-    moved = start - penalty.start["head.weight"]
+    start, path = plastic_model.head.weight.detach().clone(), penalty.state["path.head.weight"].clone()
+    moved = start - penalty.state["start.head.weight"]
     penalty.consolidate()
-    assert torch.equal(penalty.start["head.weight"], start)
+    assert torch.equal(penalty.state["start.head.weight"], start)
     anchor = penalty.terms[0].anchor["head.weight"]
     torch.testing.assert_close(anchor, weights_in_force(plastic_model)["head.weight"], rtol=1e-12, atol=1e-12)
     assert (anchor - start).abs().max() > 0.05
@@ -830,8 +840,8 @@ def test_in_force_si_s_path_does_not_see_the_penalty(plastic_model, num_passes: 
     learn_two_tasks(plastic_model, penalty)
     with torch.no_grad():
         plastic_model.head.hebb.add_(0.3)
-    penalty.before = penalty.snapshot()
-    path, start = penalty.path["head.weight"].clone(), plastic_model.head.weight.detach().clone()
+    penalty.state |= {f"before.{name}": theta for name, theta in penalty.snapshot().items()}
+    path, start = penalty.state["path.head.weight"].clone(), plastic_model.head.weight.detach().clone()
     optimizer = torch.optim.SGD(plastic_model.parameters(), lr=0.05)
     optimizer.zero_grad()
     of_task = torch.zeros_like(start)
@@ -844,7 +854,7 @@ def test_in_force_si_s_path_does_not_see_the_penalty(plastic_model, num_passes: 
     penalty.after_step()
     moved = plastic_model.head.weight.detach() - start
     assert (of_both - of_task).abs().max() > 1e-3, "the penalty pulled"
-    torch.testing.assert_close(penalty.path["head.weight"] - path, -of_task * moved, rtol=1e-8, atol=1e-13)
+    torch.testing.assert_close(penalty.state["path.head.weight"] - path, -of_task * moved, rtol=1e-8, atol=1e-13)
 
 
 def test_protecting_something_else_is_refused(make_penalty) -> None:

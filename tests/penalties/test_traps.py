@@ -28,6 +28,10 @@ def train(model: nn.Module, penalty: Penalty, stream: streams.Stream, task: int,
     train_task(OneByOne([Learner(config, 0, model, penalty)], batches), batches, config, Position(task))
 
 
+def importance_of(penalty: Penalty, batches: list) -> dict[str, torch.Tensor]:
+    return penalty.importance(penalty.model, penalty.parameters, penalty.state, penalty.settings, batches)
+
+
 def model_and_batch(seed: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU(), nn.Linear(6, 3)).double()
@@ -45,7 +49,7 @@ def step(model, penalty, inputs, targets, with_penalty: bool = True, learning_ra
 
 def test_fisher_is_not_the_square_of_the_batch_s_mean_gradient() -> None:
     model, inputs, targets = model_and_batch()
-    fisher = EWC(model, strength=1).importance([(inputs, targets)])["0.weight"]
+    fisher = importance_of(EWC(model, strength=1), [(inputs, targets)])["0.weight"]
     (mean_gradient,) = torch.autograd.grad(F.cross_entropy(model(inputs), targets), [model[0].weight])
     assert fisher.sum() > 3 * mean_gradient.square().sum(), "the wrong one is several times smaller"
 
@@ -53,8 +57,8 @@ def test_fisher_is_not_the_square_of_the_batch_s_mean_gradient() -> None:
 def test_fisher_is_a_mean_over_samples_and_not_over_batches() -> None:
     model, inputs, targets = model_and_batch()
     penalty = EWC(model, strength=1)
-    even = penalty.importance([(inputs, targets)])
-    uneven = penalty.importance([(inputs[:15], targets[:15]), (inputs[15:], targets[15:])])
+    even = importance_of(penalty, [(inputs, targets)])
+    uneven = importance_of(penalty, [(inputs[:15], targets[:15]), (inputs[15:], targets[15:])])
     assert all(torch.allclose(even[name], uneven[name]) for name in even)
 
 
@@ -81,7 +85,7 @@ def test_gamma_is_in_the_importance_once_and_not_in_the_loss_again() -> None:
 
 def test_true_labels_are_not_weighted_by_their_probability() -> None:
     model, inputs, targets = model_and_batch()
-    fisher = EWC(model, strength=1).importance([(inputs, targets)])["2.bias"]
+    fisher = importance_of(EWC(model, strength=1), [(inputs, targets)])["2.bias"]
     p = model(inputs).softmax(dim=1).detach()
     gradient = F.one_hot(targets, 3) - p  # of log p(y | x) by the last bias
     torch.testing.assert_close(fisher, gradient.square().mean(dim=0))
@@ -95,14 +99,14 @@ def test_si_s_path_does_not_see_the_penalty() -> None:
         step(model, penalty, inputs, targets)
     penalty.consolidate()
     step(model, penalty, inputs, targets)  # away from the anchor, so that the penalty pulls
-    before, start = penalty.path["0.weight"].clone(), model[0].weight.detach().clone()
+    before, start = penalty.state["path.0.weight"].clone(), model[0].weight.detach().clone()
     (task_gradient,) = torch.autograd.grad(F.cross_entropy(model(inputs), targets), [model[0].weight])
     (penalty_gradient,) = torch.autograd.grad(penalty.loss(), [model[0].weight])
     step(model, penalty, inputs, targets)
     moved = model[0].weight.detach() - start
-    torch.testing.assert_close(penalty.path["0.weight"] - before, -task_gradient * moved)
+    torch.testing.assert_close(penalty.state["path.0.weight"] - before, -task_gradient * moved)
     wrong = -(task_gradient + penalty_gradient) * moved
-    assert not torch.allclose(penalty.path["0.weight"] - before, wrong)
+    assert not torch.allclose(penalty.state["path.0.weight"] - before, wrong)
 
 
 def test_si_never_gives_negative_importance() -> None:
@@ -115,9 +119,9 @@ def test_si_never_gives_negative_importance() -> None:
     for strength in (20.0, 20.0, 20.0, 1e4, 1e4):
         penalty.strength = strength
         step(model, penalty, inputs, (targets + 1) % 3)
-    assert any((path < 0).any() for path in penalty.path.values()), "the trap is set"
-    path = {name: value.clone() for name, value in penalty.path.items()}
-    penalty.terms.clear()
+    assert any((path < 0).any() for path in penalty.group("path").values()), "the trap is set"
+    path = {name: value.clone() for name, value in penalty.group("path").items()}
+    penalty.state = {key: tensor for key, tensor in penalty.state.items() if not key.startswith("terms.")}
     penalty.consolidate()
     for name, omega in penalty.terms[0].importance.items():
         assert torch.equal(omega > 0, path[name] > 0), (

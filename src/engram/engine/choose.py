@@ -1,11 +1,10 @@
-"""Which program trains a stack, and how many models a stack may have."""
+"""Which program trains a stack: one for a GPU if the models can be mapped, else one that trains them one by one."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -16,28 +15,35 @@ from engram.common.registry import HEADS
 from engram.config.settings import SETTINGS, Config, has_effect, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
-from engram.engine.cpu.step import has_gradient_hooks, own_method
-from engram.engine.draws import draws_numbers
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.section import Section
+from engram.engine.inspection import draws_numbers, has_gradient_hooks
 from engram.engine.learner import Learner
-from engram.engine.memory import bytes_of, bytes_of_data
 from engram.engine.program import Batches, Program, SideBySide
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax, PlainSoftmax
 from engram.penalties import NoPenalty
+from engram.penalties.quadratic import form_of
 
-TRIAL_RATE = 0.1  # the learning rate of the step by which it is found out whether a model can be mapped
-SHARE_OF_MEMORY = 0.8  # that a stack may take of what is free
+TRIAL_RATE = 0.1  # the learning rate of the step that shows whether a model can be mapped
 
 
 def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.device) -> tuple[Program, list[str]]:
-    """The program for these learners, and what is to be said about the choice."""
+    """The program for these learners, and notes about the choice.
+
+    Args:
+        learners: of one stack, trial after trial.
+        batches: what they learn.
+        device: where they train.
+
+    Example:
+        >>> program, notes = choose_program(learners, batches, torch.device("cpu"))
+    """
     if device.type == "cpu":
         return OneByOne(learners, batches), []
     kernels = load_kernels(batches.dtype)
-    notes = [] if kernels else ["Triton is missing or does not serve here: a stack is slower without it"]
-    # As large as the batches to come: kernels that are compiled for the trial then serve the run too.
+    notes = [] if kernels else ["Triton is missing or cannot be used here: a stack is slower without it"]
+    # As large as the batches to come, so that kernels compiled for this trial are used in the run too.
     first = batches.tasks(0)[0].train[slice(learners[0].config.batch_size)]
     example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
     alike: list[list[Learner]] = []
@@ -48,7 +54,7 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
             alike.append(group)
         else:
             methods = ", ".join(dict.fromkeys(learner.config.method for learner in group))
-            notes.append(f"{methods}: cannot be stacked and train one by one, since {reason}")
+            notes.append(f"{methods}: cannot be stacked and train one by one, because {reason}")
             alone += group
     programs: list[Program] = []
     if alike:
@@ -60,10 +66,19 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
 
 
 def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
-    """Learners whose models and penalties can be called as one."""
+    """Groups of learners whose models and penalties can be called as one.
+
+    Args:
+        learners: of one stack.
+
+    Example:
+        >>> [len(group) for group in architectures(learners)]
+        [80]
+    """
     groups: dict[tuple, list[Learner]] = {}
     for learner in learners:
-        groups.setdefault((*_architecture(learner.config), own_method(learner.penalty)), []).append(learner)
+        verbs = None if form_of(learner.penalty) is not None else learner.penalty.custom_verbs
+        groups.setdefault((*_architecture(learner.config), verbs), []).append(learner)
     return list(groups.values())
 
 
@@ -79,11 +94,19 @@ def _architecture(config: Config) -> tuple:
 
 
 def load_kernels(dtype: torch.dtype) -> ModuleType | None:
-    """The kernels for a GPU, where there is Triton and the type is one they know."""
+    """The Triton kernels, where there are a GPU and Triton, and the kernels support the type.
+
+    Args:
+        dtype: to compute in.
+
+    Example:
+        >>> load_kernels(torch.float64) is None
+        True
+    """
     if dtype != torch.float32 or not torch.cuda.is_available():
         return None
     try:
-        from engram.engine.gpu.kernels import kernels
+        from engram.engine.gpu.kernels import step as kernels
     except ImportError:
         return None
     return kernels
@@ -92,19 +115,30 @@ def load_kernels(dtype: torch.dtype) -> ModuleType | None:
 def reason_against_mapping(
     group: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None
 ) -> str | None:
-    """Why models cannot be trained as one, found out on copies; None if they can."""
-    method = own_method(group[0].penalty)
-    if method is not None:
-        return f"{type(group[0].penalty).__name__} has a `{method}` of its own"
+    """Why models cannot be trained as one, tried on copies; None if they can.
+
+    Args:
+        group: learners of one architecture.
+        example: a batch of inputs and targets.
+        kernels: those to be used, if any.
+
+    Example:
+        >>> reason_against_mapping(learners, (inputs, targets), None)
+        'the model draws random numbers, which differ in a stack'
+    """
+    penalty = group[0].penalty
+    if form_of(penalty) is None:
+        verbs = [verb for verb in penalty.custom_verbs if verb != "consolidate"]
+        return f"{type(penalty).__name__} defines its own `{verbs[0]}`"
     for name, module in group[0].model.named_modules():
-        if "forward" in vars(module):  # a function that knows this one module, and not its rows in a stack
+        if "forward" in vars(module):  # a function of this one module, and not of its rows in a stack
             return f"the layer {name!r} has a `forward` that was set on it alone"
     if draws_numbers(group[0].model, *example):
-        return "the model draws random numbers, which a stack would draw otherwise"
+        return "the model draws random numbers, which differ in a stack"
     if any(has_gradient_hooks(theta) for learner in group for theta in learner.model.parameters()):
         return "the model has hooks on its gradients"
-    # Of a network that Engram builds, any two models are alike; those of one's own may each be another.
-    tried = list(group) if _has_own_parts(group[0]) else [group[0], group[-1]]
+    # Any two networks that Engram builds are alike; custom ones may all differ.
+    tried = list(group) if _is_custom(group[0]) else [group[0], group[-1]]
     expected, twins = ([copy.deepcopy(learner.model) for learner in tried] for _ in range(2))
     try:
         configs = [learner.config.replace(learning_rate=TRIAL_RATE) for learner in tried]
@@ -118,7 +152,9 @@ def reason_against_mapping(
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):
-        seen = Seen(logits[row], losses[row], *({n: t[row] for n, t in s.items()} for s in (before, _state(section))))
+        names = dict(section.rows.names[row]) | {name: name for name, _ in model.named_buffers()}
+        states = ({own: state[name][row] for own, name in names.items()} for state in (before, _state(section)))
+        seen = Seen(logits[row], losses[row], *states)
         difference = _difference(model, example, seen)
         if difference is not None:
             return difference
@@ -127,7 +163,7 @@ def reason_against_mapping(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a model did as one of a stack: its logits, its loss, and its tensors before and after a step."""
+    """What a model did in a stack: its logits, its loss, and its tensors before and after a step."""
 
     logits: Tensor
     loss: Tensor
@@ -136,7 +172,7 @@ class Seen:
 
 
 def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) -> str | None:
-    """In what a model alone differs from what was seen of it in a stack."""
+    """How a model alone differs from what was seen of it in a stack; None if it does not."""
     with torch.no_grad():
         logits = model.eval()(example[0])
     loss = nn.functional.cross_entropy(model.train()(*example), example[1])
@@ -160,7 +196,7 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
 def _near(alone: Tensor, mapped: Tensor, largest: float) -> bool:
     """Equal but for rounding, by the norm of the difference; `largest` is that of the largest of several gradients.
 
-    Coarse, where products are in TF32: rounding then turns a few activations over, each by its whole share.
+    The tolerance is coarse where products are in TF32: rounding then changes the sign of a few activations.
     """
     if alone.dtype == torch.float64:
         tolerance = 1e-6
@@ -173,37 +209,6 @@ def _state(section: Section) -> dict[str, Tensor]:
     return {**section.rows.parameters, **section.rows.buffers}
 
 
-def _has_own_parts(learner: Learner) -> bool:
+def _is_custom(learner: Learner) -> bool:
     head = getattr(learner.model, "head", None)
     return learner.config.network == "custom" or type(head) not in (DHPSoftmax, MatchedSoftmax, PlainSoftmax)
-
-
-Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one config in one trial
-
-
-def largest_stack(configs: Sequence[Config], build: Build, device: torch.device) -> int | None:
-    """How many models of the largest kind fit into memory together, beside the data; None for as many as one likes."""
-    free = free_bytes(device)
-    if free is None:
-        return None
-    largest, data = 1, 0
-    for c in range(len(configs)):
-        learners, batches = build(c)
-        inputs = read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=batches.dtype)
-        largest = max(largest, bytes_of(learners[0], inputs))
-        data = max(data, bytes_of_data(batches))
-    if device.type == "cpu":
-        data = 0  # they are there already
-    return max(1, int(SHARE_OF_MEMORY * (free - data)) // largest)
-
-
-def free_bytes(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu":
-        return None
-    try:  # what Linux could free counts too
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None

@@ -1,23 +1,37 @@
-"""Work that takes as much memory as there is, and no more."""
+"""Memory: how many models fit into a stack, and how many samples are processed at once."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engram.config.settings import Config
+from engram.data.batches import read_inputs
 from engram.engine.learner import Learner
 from engram.engine.program import Batches
+from engram.penalties.quadratic import form_of
 
 Made = TypeVar("Made")
+SHARE_OF_MEMORY = 0.8  # the fraction of the free memory that a stack may take
 
 
 class Portion:
-    """So many samples at a time, over all models, as memory allows; found out once, and kept."""
+    """How many samples are processed at a time, over all models: halved until it fits, and then kept.
+
+    Args:
+        samples: the number to start with.
+        what: what is done with them, for notes.
+        notes: to which a line is added whenever the number is halved.
+
+    Example:
+        >>> portion = Portion(400_000, "an evaluation", notes)
+        >>> correct = portion.fitting(count, num_models=80)
+    """
 
     def __init__(self, samples: int, what: str, notes: list[str]):
         self.samples = samples
@@ -25,7 +39,12 @@ class Portion:
         self.notes = notes
 
     def fitting(self, work: Callable[[int], Made], num_models: int) -> Made:
-        """Do the work with so many samples at a time for each of the models, or with half of them until it fits."""
+        """Do the work, with fewer samples at a time until it fits into memory.
+
+        Args:
+            work: a function of the number of samples at a time for each model.
+            num_models: among which the samples are divided.
+        """
         while True:
             at_once = max(1, self.samples // num_models)
             try:
@@ -38,20 +57,38 @@ class Portion:
             self.notes.append(f"{self.what} takes {at_once // 2} samples at a time, as more do not fit into memory")
 
 
-def tensors_per_weight(config: Config) -> int:
-    """Of how many tensors, each as large as the weights, a learner consists at most.
+def tensors_per_weight(learner: Learner) -> int:
+    """How many tensors as large as the weights a learner consists of at most.
 
-    The weights and room for a gradient; for a penalty an importance and an anchor, gain and shift, and as much again
-    while those of the next task are made; for SI path, start and step before; for EWC a term for every task.
+    The weights and room for a gradient; for a penalty what it remembers now (SI's path, start and step before),
+    importance and anchor of its terms (EWC has a term for every task), gain and shift, and as much again while those of
+    the next task are made.
+
+    Args:
+        learner: before its first task.
+
+    Example:
+        >>> tensors_per_weight(learner)  # without a penalty
+        2
     """
-    if config.penalty is None:
+    penalty = learner.penalty
+    if not penalty.remembers:
         return 2
-    terms = 2 * config.num_tasks if config.penalty == "ewc" else 2
-    return 2 + terms + 2 + 2 + (3 if config.penalty == "si" else 0)
+    form = form_of(penalty)
+    terms = 2 * learner.config.num_tasks if form is not None and form.keeps_every_term else 2
+    return 2 + terms + 2 + 2 + len(penalty.state) // len(penalty.parameters)
 
 
 def bytes_of(learner: Learner, inputs: Tensor) -> int:
-    """What a learner takes of memory: its tensors, and what a step keeps of a batch on its way."""
+    """The memory that a learner takes: its tensors, and what a step saves of a batch for the backward pass.
+
+    Args:
+        learner: before its first task.
+        inputs: a small batch.
+
+    Example:
+        >>> bytes_of(learner, inputs)
+    """
     weights = sum(theta.numel() * theta.element_size() for theta in learner.model.parameters())
     kept = 0
 
@@ -64,11 +101,18 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         model(inputs)
     per_sample = kept // len(inputs)
-    return weights * tensors_per_weight(learner.config) + 2 * per_sample * learner.config.batch_size
+    return weights * tensors_per_weight(learner) + 2 * per_sample * learner.config.batch_size
 
 
 def bytes_of_data(batches: Batches) -> int:
-    """What the samples take, each counted once."""
+    """The memory that the samples take, each counted once.
+
+    Args:
+        batches: of any number of trials.
+
+    Example:
+        >>> bytes_of_data(batches)
+    """
     tensors = {
         id(tensor): tensor.numel() * tensor.element_size()
         for stream in batches.streams
@@ -77,3 +121,51 @@ def bytes_of_data(batches: Batches) -> int:
         for tensor in (samples.inputs, samples.targets)
     }
     return sum(tensors.values())
+
+
+Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one config in one trial
+
+
+def largest_stack(configs: Sequence[Config], build: Build, device: torch.device) -> int | None:
+    """How many models of the largest kind fit into memory together, beside the data; None for any number.
+
+    Args:
+        configs: one of each kind.
+        build: makes the learners of one of them, by its position, and what they learn.
+        device: whose memory.
+
+    Example:
+        >>> largest_stack([config], lambda i: ([learner], batches), torch.device("cpu"))
+    """
+    free = free_bytes(device)
+    if free is None:
+        return None
+    largest, data = 1, 0
+    for c in range(len(configs)):
+        learners, batches = build(c)
+        inputs = read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=batches.dtype)
+        largest = max(largest, bytes_of(learners[0], inputs))
+        data = max(data, bytes_of_data(batches))
+    if device.type == "cpu":
+        data = 0  # they are in memory already
+    return max(1, int(SHARE_OF_MEMORY * (free - data)) // largest)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """The free memory of a device; None where it is unknown.
+
+    Args:
+        device: any.
+
+    Example:
+        >>> free_bytes(torch.device("cpu"))
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    try:  # what Linux can free counts as free
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None

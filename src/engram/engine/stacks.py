@@ -23,12 +23,12 @@ from engram.engine.build import (
     learner_from,
     precision_of,
 )
-from engram.engine.choose import largest_stack
-from engram.engine.cpu.step import check_step
 from engram.engine.learner import Learner
+from engram.engine.memory import largest_stack
 from engram.engine.program import Batches
 from engram.engine.progress import Key
 from engram.nn.networks import Network
+from engram.penalties.penalty import check_step
 
 SAME_TASKS = names_of(agree="run")  # configs that agree in these learn the same tasks in the same trials
 SAME_STEPS = names_of(agree="stack")  # configs of one stack agree in these too

@@ -14,9 +14,10 @@ from engram.common.errors import InputError, check_choice
 from engram.data.batches import read_inputs
 from engram.data.samples import Samples
 from engram.data.streams import Stream
-from engram.nn.dhp import DHPSoftmax
 from engram.nn.classes import mask_logits
-from engram.penalties.base import Penalty, slow_parameters
+from engram.nn.dhp import DHPSoftmax
+from engram.nn.modules import slow_parameters
+from engram.penalties import Penalty
 
 try:
     from avalanche.benchmarks import OnlineCLExperience, benchmark_from_datasets

@@ -1,8 +1,8 @@
-"""Helpers for modules: evaluation mode for a moment, a linear layer of a given weight, one call for many models."""
+"""What is done with any module: freeze it for a moment, find its slow weights and fast parts, call it for a stack."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,46 @@ def frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def slow_parameters(model: nn.Module, with_alpha: bool = False) -> dict[str, nn.Parameter]:
+    """The trainable parameters of a model by name, without those of the plastic component (Eq. 4).
+
+    Args:
+        model: any module.
+        with_alpha: include the plasticity coefficients α.
+
+    Example:
+        >>> list(slow_parameters(engram.DHPSoftmax(4, 3)))
+        ['weight']
+    """
+    plastic = {
+        id(getattr(module, name))
+        for module in model.modules()
+        for name in getattr(module, "plastic_parameters", ())
+        if not (with_alpha and name == "alpha")
+    }
+    return {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in plastic}
+
+
+def fast_parts(model: nn.Module, slow: Mapping[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """For each slow weight that carries a trace, a function that returns what the trace adds to it.
+
+    Args:
+        model: any module.
+        slow: its slow weights by name.
+
+    Example:
+        >>> list(fast_parts(head, slow_parameters(head)))
+        ['weight']
+    """
+    found = {}
+    for name, module in model.named_modules():
+        weight = f"{name}.weight".removeprefix(".")
+        fast_part = getattr(module, "fast_part", None)
+        if weight in slow and getattr(module, "plastic_parameters", None) and callable(fast_part):
+            found[weight] = fast_part
+    return found
 
 
 def as_linear(weight: Tensor) -> nn.Linear:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,17 +10,16 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import PENALTIES
+from engram.nn.classes import check_targets, mask_logits
 from engram.nn.distributed import rank_of, ranks_of
 from engram.nn.modules import frozen
-from engram.nn.classes import mask_logits
-from engram.nn.classes import check_targets
-from engram.penalties.base import Penalty
 from engram.penalties.importance import mean_per_sample, unpack
+from engram.penalties.quadratic import Quadratic
 
 
 @PENALTIES.register("ewc", settings={"labels": "fisher_labels"}, draws="fisher")
-class EWC(Penalty):
-    """EWC (Kirkpatrick et al. 2017), with a term of its own for every task.
+class EWC(Quadratic):
+    """EWC (Kirkpatrick et al. 2017), with its own term for every task.
 
     Ω_k = mean over samples of (∂ log p(y | x) / ∂θ_k)²        loss = λ Σ_tasks Σ_k Ω_k (θ_k − θ*_k)²
 
@@ -28,9 +27,14 @@ class EWC(Penalty):
     smaller quantity, for which published strengths do not hold.
 
     Args:
+        model, strength, regularize_alpha, protect: as for `Penalty`.
         labels: whose y. "true": the data's (the empirical Fisher); "sampled": one drawn from the model's own
             p(y | x); "exact": the expectation over all classes under p(y | x).
         seed: for the draws of "sampled".
+
+    Example:
+        >>> penalty = engram.EWC(model, strength=100, labels="exact")
+        >>> penalty.consolidate(loader)
     """
 
     keeps_every_term = True
@@ -50,37 +54,47 @@ class EWC(Penalty):
         self.labels = labels
         self.seed = seed
 
-    def consolidate(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> None:
-        super().consolidate((self._checked(batch, classes) for batch in batches), classes)
-
-    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
+    @classmethod
+    def importance(
+        cls,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+        batches: Iterable[Any],
+        classes: Sequence[int] | None = None,
+    ) -> dict[str, Tensor]:
         """The diagonal of the Fisher information of the weights as they are now."""
-        random = torch.Generator().manual_seed(self.seed + rank_of(ranks_of(self.model)))  # each rank its own draws
+        random = torch.Generator().manual_seed(settings["seed"] + rank_of(ranks_of(model)))  # each rank its own draws
 
         def log_likelihood(outputs: Tensor, label: Tensor, weight: Tensor) -> Tensor:
             log_p = mask_logits(outputs, classes).log_softmax(dim=1)
             return weight * log_p.gather(1, label[:, None])[:, 0]
 
-        def labelled(inputs: Tensor, targets: Tensor | None) -> Iterable[tuple[Tensor, Tensor]]:
+        def labelled(inputs: Tensor, targets: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
             """The labels to take the gradient for, each with the root of its weight, since the gradient is squared."""
-            if self.labels == "true":
+            if settings["labels"] == "true":
                 yield torch.as_tensor(targets).long(), torch.ones(len(inputs), device=inputs.device)
                 return
-            p = mask_logits(self.model(inputs), classes).softmax(dim=1)
-            if self.labels == "sampled":
+            p = mask_logits(model(inputs), classes).softmax(dim=1)
+            if settings["labels"] == "sampled":
                 drawn = torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
                 yield drawn, torch.ones_like(p[:, 0])
                 return
             for c in range(p.shape[1]) if classes is None else classes:
                 yield torch.full((len(inputs),), c, device=p.device), p[:, c].sqrt()
 
-        return mean_per_sample(self.model, self.parameters, log_likelihood, torch.square, batches, labelled)
+        return mean_per_sample(model, parameters, log_likelihood, torch.square, batches, labelled)
+
+    def checked(self, batches: Iterable[Any], classes: Sequence[int] | None) -> Iterator[Any]:
+        """The batches, whose labels are checked to be among the model's classes."""
+        for batch in batches:
+            if self.labels == "true":
+                self._check_labels(batch, classes)
+            yield batch
 
     @torch.no_grad()
-    def _checked(self, batch: Any, classes: Sequence[int] | None) -> Any:
-        """The batch, once its labels are known to be some that the model can have."""
-        if self.labels != "true":
-            return batch
+    def _check_labels(self, batch: Any, classes: Sequence[int] | None) -> None:
         inputs, targets = unpack(batch)
         if targets is None:
             raise InputError("importances by true labels need them: batches must yield (inputs, targets)")
@@ -94,7 +108,6 @@ class EWC(Penalty):
         stray = set(targets.unique().tolist()) - set(own)
         if stray:
             raise InputError(f"the label {min(stray)} is not among the classes {', '.join(map(str, own))}")
-        return batch
 
 
 @PENALTIES.register("online-ewc", settings={"labels": "fisher_labels", "gamma": "gamma"}, draws="fisher")
@@ -104,7 +117,12 @@ class OnlineEWC(EWC):
     Ω ← γ Ω + Ω_task        θ* ← θ
 
     Args:
-        gamma: γ in [0, 1], how much of the older tasks' importance stays.
+        model, strength, labels, seed, regularize_alpha, protect: as for `EWC`.
+        gamma: γ in [0, 1], how much of the older tasks' importance remains.
+
+    Example:
+        >>> penalty = engram.OnlineEWC(model, strength=100, gamma=0.9)
+        >>> penalty.consolidate(loader)
     """
 
     keeps_every_term = False

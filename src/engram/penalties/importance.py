@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 
 def mean_per_sample(
     model: nn.Module,
-    parameters: dict[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     objective: Objective,
     function: Function,
     batches: Iterable[Any],
@@ -26,11 +26,21 @@ def mean_per_sample(
 ) -> dict[str, Tensor]:
     """1/N Σ_samples Σ_variants function(∂ objective / ∂θ), with the model frozen and left as it was found.
 
-    `variants` gives, for a batch, the further per-sample arguments of `objective`, once for each time that it
-    is to be evaluated; by default it is evaluated once, on the outputs alone.
+    The samples are those of all ranks that train the model together. The ranks communicate once, at the end: one may
+    have more batches than another, or none.
 
-    The samples are those of all ranks that train the model together. They meet once, when each is through with its
-    own: one may have more batches than another, or none.
+    Args:
+        model: any module.
+        parameters: the weights by name.
+        objective: a function of the outputs (B, C), and of what `variants` yields, with one value for each sample.
+        function: torch.square or torch.abs.
+        batches: yields (inputs, targets), or inputs alone.
+        variants: yields, for a batch, the further arguments of `objective`, once for each time that it is evaluated;
+            by default it is evaluated once, on the outputs alone.
+
+    Example:
+        >>> norm = lambda outputs: outputs.square().sum(dim=1)
+        >>> omega = mean_per_sample(model, dict(model.named_parameters()), norm, torch.abs, loader)
     """
     device = next(iter(parameters.values())).device
     total = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
@@ -56,7 +66,15 @@ def mean_per_sample(
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:
-    """(inputs, targets, ...) as loaders yield it, or inputs alone."""
+    """The inputs of a batch, and its targets or None.
+
+    Args:
+        batch: (inputs, targets, ...) as loaders yield it, or inputs alone.
+
+    Example:
+        >>> unpack(torch.ones(2, 3))[1] is None
+        True
+    """
     parts = (batch,) if isinstance(batch, Tensor) else tuple(batch)[:2]
     if not parts or not all(isinstance(part, Tensor) for part in parts):
         raise InputError("batches must yield tensors: (inputs, targets), or inputs alone where no labels are needed")

@@ -39,7 +39,7 @@ Layers = dict[str, ProductLayer]  # by the prefix of the layer's parameters
 
 def sum_per_sample(
     model: nn.Module,
-    parameters: dict[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     objective: Objective,
     function: Function,
     inputs: Tensor,
@@ -218,7 +218,7 @@ def _patches(layer: nn.Conv2d, entered: Tensor) -> Tensor:
 
 def _sum_by_mapping(
     model: nn.Module,
-    parameters: dict[str, nn.Parameter],
+    parameters: Mapping[str, Tensor],
     objective: Objective,
     function: Function,
     inputs: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,30 +12,39 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.nn.distributed import ranks_of, take_from_first_rank
-from engram.penalties.base import Penalty
 from engram.penalties.gradients import Gradients
+from engram.penalties.quadratic import Quadratic
+from engram.penalties.step import add_to_path
+from engram.penalties.terms import State, gradient
 
 LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
 
 
 @PENALTIES.register("si", settings={"xi": "xi"})
-class SI(Penalty):
-    """SI (Zenke et al. 2017). `strength` is its c; importance is gathered while a task is learned.
+class SI(Quadratic):
+    """SI (Zenke et al. 2017). `strength` is its c; importance is summed while a task is learned.
 
     path_k ← path_k − g_k Δθ_k            after each step, g the gradient of the task's loss alone
     Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
 
     Four traps are avoided here. The penalty's own gradient is no part of g: where `loss()` went into the
     backward pass, it is taken out again. Nor is g what clipping or a GradScaler makes of the gradient: where
-    there is either, call `after_backward` before it; a loop that forgets to is told so. A path that raised the loss
+    there is either, call `after_backward` before it; a loop that forgets to gets an error. A path that raised the loss
     makes a weight unimportant, not of negative importance. What is remembered of the weights is copies, never views
     of the live ones.
 
     Args:
+        model, strength, regularize_alpha, protect: as for `Penalty`.
         xi: ξ > 0, which keeps the importance of weights that hardly moved finite.
+
+    Example:
+        >>> penalty = engram.SI(model, strength=0.1)
+        >>> loss.backward(); optimizer.step(); penalty.after_step()
+        >>> penalty.consolidate()
     """
 
-    extra_groups = ("path", "start", "before")
+    _custom_verbs = ()  # `after_backward` and `after_step` are for custom loops: an engine sums the path itself
+    path_group = "path"
 
     def __init__(
         self,
@@ -53,34 +62,88 @@ class SI(Penalty):
         self.task_gradient: dict[str, Tensor] = {}  # g, where it was taken before the gradient was changed
         self.gradients = Gradients()  # what is known of .grad
         self.trusted_scale: float | None = None  # the last that was found to be right
-        self._start_task()
+        self.started = False  # whether `after_step` has followed a step of this task
 
-    def _start_task(self) -> None:
-        self.start: dict[str, Tensor] = self.snapshot()  # θ when the task began
-        self.before = self.start  # θ before the current step; a copy of its own once there has been one
-        self.path: dict[str, Tensor] = {name: torch.zeros_like(theta) for name, theta in self.start.items()}
+    # --- what is remembered
 
-    def note_backward(self, scale: Tensor) -> None:
-        fast = {name: scale * part().detach() for name, part in self.fast.items()}
-        self.gradients.note(self.parameters, scale, fast)
+    @classmethod
+    def initial_state(cls, parameters: Mapping[str, Tensor]) -> State:
+        """The path so far, 0; θ when the task started; and θ before the current step."""
+        state: State = {}
+        for name, theta in parameters.items():
+            state[f"path.{name}"] = torch.zeros_like(theta, requires_grad=False)
+        for group in ("start", "before"):
+            state |= {f"{group}.{name}": theta.detach().clone() for name, theta in parameters.items()}
+        return state
+
+    @classmethod
+    @torch.no_grad()
+    def importance(
+        cls,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+        batches: Iterable[Any] = (),
+        classes: Sequence[int] | None = None,
+    ) -> dict[str, Tensor]:
+        """max(path, 0) / ((θ − θ_start)² + ξ). SI needs no data for it."""
+        return {
+            name: state[f"path.{name}"].clamp(min=0) / ((theta - state[f"start.{name}"]).square() + settings["xi"])
+            for name, theta in parameters.items()
+        }
+
+    def remember(self, importance: dict[str, Tensor]) -> None:
+        super().remember(importance)
+        self.state = {**self.state, **self.initial_state(self.parameters)}  # of the next task
+        self.started = False
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self._forget_step()
+
+    def grow(self) -> None:
+        super().grow()
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        self.task_gradient, self.trusted_scale, self.started = {}, None, True
+        self.gradients.begin_step()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "gradients": Gradients()}  # a copy has other weights, whose gradients are not watched
+
+    # --- in a custom loop
 
     @torch.no_grad()
     def after_backward(self, scale: float = 1.0) -> None:
         """Take g from `.grad` before it is unscaled or clipped. Call it once, after the last backward() of a step.
 
-        `scale` is by what the loss was multiplied: `scaler.get_scale()` with a GradScaler.
+        Args:
+            scale: the factor by which the loss was multiplied: `scaler.get_scale()` with a GradScaler.
+
+        Example:
+            >>> loss.backward()
+            >>> penalty.after_backward()
+            >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         """
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale of the loss must be a positive number, not {scale}")
         if scale != self.trusted_scale:  # not each time, since it makes a GPU wait
             self._refuse_forgotten(scale)
         self._refuse_changed("SI.after_backward() must come directly after backward(), before unscale_() and clipping")
-        gradient = self._gradient_of_the_task()
-        self.task_gradient = gradient if scale == 1 else {name: g / scale for name, g in gradient.items()}
+        found = self._gradient_of_the_task()
+        self.task_gradient = found if scale == 1 else {name: g / scale for name, g in found.items()}
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Follow the step just taken. Call it while `.grad` still holds what the step was made from."""
+        """Follow the step just taken. Call it while `.grad` still holds the gradient of that step.
+
+        Example:
+            >>> optimizer.step()
+            >>> penalty.after_step()
+            >>> optimizer.zero_grad()
+        """
         if all(theta.grad is None for theta in self.parameters.values()):
             raise InputError(
                 "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
@@ -95,26 +158,35 @@ class SI(Penalty):
                 "the gradients were changed after backward(), by clipping, a GradScaler or the optimizer itself: "
                 "call penalty.after_backward(), with a GradScaler's scale, before that"
             )
-        gradient = self.task_gradient or self._gradient_of_the_task()
-        if self.before is self.start:
-            self.check_alive()
-            ranks = ranks_of(self.model)
-            if ranks is not None:  # made before DistributedDataParallel gave the model the first rank's weights
-                take_from_first_rank(self.start.values(), ranks)
-            self.before = {name: theta.clone() for name, theta in self.start.items()}
+        found = self.task_gradient or self._gradient_of_the_task()
+        if not self.started:
+            self._start_following()
         for name, theta in self.parameters.items():
-            if name in gradient:
-                move = theta - self.before[name]
-                # a weight that stood still has come no way, even where a GradScaler left out a step of infinities
-                g = gradient[name].masked_fill(move == 0, 0)
-                self.path[name].addcmul_(g, move, value=-1)
-            self.before[name].copy_(theta)
+            before = self.state[f"before.{name}"]
+            if name in found:
+                move = theta - before
+                # a weight that did not move adds nothing, even where a GradScaler skipped a step with infinities
+                add_to_path(self.state[f"path.{name}"], found[name].masked_fill(move == 0, 0), move)
+            before.copy_(theta)
         self.task_gradient = {}
         self.gradients.watch(self.parameters)
         self.gradients.begin_step()
 
+    def _start_following(self) -> None:
+        self.check_alive()
+        ranks = ranks_of(self.model)
+        if ranks is not None:  # made before DistributedDataParallel gave the model the first rank's weights
+            take_from_first_rank(self.group("start").values(), ranks)
+            for name, before in self.group("before").items():
+                before.copy_(self.state[f"start.{name}"])
+        self.started = True
+
+    def _note_backward(self, scale: Tensor) -> None:
+        fast = {name: scale * part().detach() for name, part in self.fast.items()}
+        self.gradients.note(self.parameters, scale, fast)
+
     def _gradient_of_the_task(self) -> dict[str, Tensor]:
-        """`.grad` less what `loss` put into it."""
+        """`.grad` without what `loss` added to it."""
         of_penalty = self._gradient_of_the_penalty()
         return {
             name: theta.grad - of_penalty[name] if of_penalty else theta.grad.clone()
@@ -123,12 +195,13 @@ class SI(Penalty):
         }
 
     def _gradient_of_the_penalty(self) -> dict[str, Tensor]:
-        """What of `.grad` came from `loss`: it was of the weights before the step, and of fast parts as they were."""
+        """What `loss` added to `.grad`: at the weights before the step, and with the fast parts of that time."""
         held = self.gradients.held()
         if not held or not self.terms:
             return {}
         share = torch.stack([part.scale for part in held]).sum()
-        within = {name: share * gradient for name, gradient in self.gradient(self.before).items()}
+        before = self.in_force(self.group("before"))
+        within = {name: share * slope for name, slope in gradient(self.terms, before, self.strength).items()}
         for name, part in self.fast.items():
             then = torch.stack([of.fast[name] for of in held]).sum(dim=0)
             for term in self.terms:
@@ -137,7 +210,7 @@ class SI(Penalty):
         return within
 
     def _refuse_forgotten(self, scale: float) -> None:
-        """`loss` knows by how much it was multiplied; far more than `scale` was a GradScaler's doing."""
+        """`loss` knows by how much it was multiplied; a factor far above `scale` comes from a GradScaler."""
         share = self.gradients.scale()
         if math.isfinite(share) and share / scale > LARGEST_SHARE:
             raise InputError(
@@ -148,37 +221,6 @@ class SI(Penalty):
             self.trusted_scale = scale
 
     def _refuse_changed(self, sentence: str) -> None:
-        """A gradient that was changed in place since backward() left it is not g."""
+        """A gradient that was changed in place since backward() is not g."""
         if self.gradients.changed():
             raise InputError(sentence)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "gradients": Gradients()}  # a copy has weights of its own, whose gradients nobody watches
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        super().load_state_dict(state)
-        self.task_gradient, self.trusted_scale = {}, None
-        self.gradients.begin_step()
-
-    def grow(self) -> None:
-        super().grow()
-        self.task_gradient, self.trusted_scale = {}, None
-        self.gradients.begin_step()
-
-    def begun(self, group: str) -> dict[str, Tensor]:
-        return super().begun(group) if group == "path" else self.snapshot()
-
-    def consolidate(self, batches: Any = None, classes: Sequence[int] | None = None) -> None:
-        """End the task. SI needs no data for it."""
-        super().consolidate(batches, classes)
-
-    @torch.no_grad()
-    def importance(self, batches: Any = None, classes: Sequence[int] | None = None) -> dict[str, Tensor]:
-        return {
-            name: self.path[name].clamp(min=0) / ((theta - self.start[name]).square() + self.xi)
-            for name, theta in self.parameters.items()
-        }
-
-    def remember(self, importance: dict[str, Tensor]) -> None:
-        super().remember(importance)
-        self._start_task()

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
-from engram.engine.cpu.step import ContractDescent, Descent, FactoredDescent, factored_layers, own_method
-from engram.engine.draws import draws_numbers, own_generators, seed_draws
+from engram.engine.cpu.step import descent_of
+from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.program import Batches, accuracy, consolidate_alone
 
@@ -32,7 +32,7 @@ class OneByOne:
         inputs = read_inputs(example.inputs, dtype=batches.dtype)
         self.device = inputs.device
         with own_generators(self.device):
-            self.descents = [_descent(learner, inputs, example.targets) for learner in self.learners]
+            self.descents = [descent_of(learner, inputs, example.targets) for learner in self.learners]
         self.draws = [draws_numbers(learner.model, inputs, example.targets) for learner in self.learners]
         self.orders: list[Tensor] = []
         self.notes: list[str] = []
@@ -127,12 +127,6 @@ class OneByOne:
 
         in_parallel(evaluate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
         return values
-
-
-def _descent(learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
-    if own_method(learner.penalty) is not None:
-        return ContractDescent(learner)
-    return FactoredDescent(learner, factored_layers(learner.model, inputs, targets))
 
 
 def in_parallel(work: Callable[[Sequence[int]], None], items: list[int], device: torch.device) -> None:

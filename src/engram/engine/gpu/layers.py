@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.engine.chains import Link, chain_of
+from engram.engine.inspection import Link, chain_of
+from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.modules import mapped
-from engram.nn.classes import mask_logits, masked_classes
 
 LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
 

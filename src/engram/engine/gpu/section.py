@@ -24,11 +24,11 @@ class Section:
     def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None):
         self.learners = list(learners)
         self.kernels = kernels
-        # A plastic head computes what a matched one does, if its trace is of ones and η is 0; not the reverse.
+        # A plastic head computes what a matched one does, with a constant trace; the reverse does not hold.
         one = max(self.learners, key=lambda learner: learner.config.plastic).model
         self.skeleton = copy.deepcopy(one).train()
         prepare(self.skeleton, kernels, load_patches() if kernels else None)
-        self.still = copy.deepcopy(one).eval()  # for looking only
+        self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
         traceless = [not read_dynamics(learner.model) for learner in self.learners]
         self.traceless = torch.tensor(traceless, device=self.device)[:, None]
@@ -45,7 +45,7 @@ class Section:
 
     def begin_task(self) -> None:
         self.steps = {}  # free the last task's before this one's are made
-        self.steps = steps_of(self.learners, self.rows.parameters)
+        self.steps = steps_of(self.learners, self.rows)
 
     def step(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], rows: slice) -> Tensor:
         """One step of the models in `rows`; returns their losses before it.
@@ -53,7 +53,7 @@ class Section:
         Batches (T, B, ...) are those of the trials that the rows are of, one after another with as many models each.
         """
         axes = (len(inputs), -1)  # trials, and models of a trial
-        # Leaves of a graph of their own: as views of all rows they would lead the gradient back to all.
+        # Leaves of their own graph: as views of all rows they would lead the gradient back to all rows.
         leaves = {n: self.rows.parameters[n][rows].detach().unflatten(0, axes).requires_grad_() for n in self.steps}
         fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
         buffers = {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
@@ -68,20 +68,22 @@ class Section:
             self.ones[losses.shape] = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
         proximal = self.learners[0].config.penalty_step == "proximal"
-        if not proximal:  # the gradient's step is of the weights that the loss was of
+        if not proximal:  # the gradient's step starts from the weights that the loss was computed with
             self._move_anchors()
         for moving in (False, True):
             if moving and proximal:
                 self._move_anchors()
             for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
                 if (self.steps[name].moving is not None) == moving:
-                    gradient = torch.zeros_like(leaf) if gradient is None else gradient  # an idle weight is pulled too
+                    gradient = (
+                        torch.zeros_like(leaf) if gradient is None else gradient
+                    )  # an unused weight is pulled too
                     self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
         return losses.detach().flatten()
 
     @torch.no_grad()
     def _move_anchors(self) -> None:
-        """Of weights beside a trace, as it is now."""
+        """Those of weights that carry a trace, as it is now."""
         for step in self.steps.values():
             if step.moving is not None:
                 layer = cast(DHPSoftmax, self.still.get_submodule(step.moving.layer))

@@ -8,30 +8,32 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engram.engine.gpu.rows import Rows
 from engram.engine.learner import Learner
-from engram.penalties import SI
+from engram.penalties.quadratic import Quadratic, form_of
+from engram.penalties.step import WeightStep
 
 
 @dataclass(frozen=True)
 class Moving:
-    """The anchors of weights beside a trace: their shift moves with its fast part f, as shift − (1 − gain) f."""
+    """The anchors of weights that carry a trace: their shift moves with its fast part f, as shift − (1 − gain) f."""
 
     layer: str  # the plastic one, by name
     models: Tensor  # whose, by their rows in the section
     held: Tensor  # and by their rows in `gain` and `shift`
-    shift: Tensor  # without a fast part
+    shift: Tensor  # without the fast part
 
     def move(self, step: Step, fast: Tensor) -> None:
-        """Write the shift for a fast part (models, *shape)."""
+        """Set the shift for a fast part (models, *shape)."""
         step.shift.index_copy_(0, self.held, torch.addcmul(self.shift, step.gain[self.held] - 1, fast))
 
 
 @dataclass(frozen=True)
 class Step:
-    """For one named parameter: θ ← gain (θ − lr g) + shift where a model is held, and SI's path where it is followed.
+    """The step of one named parameter, as in `WeightStep`, for all models of a section.
 
     Only the models that need them have rows in `gain` and `shift` (K, *shape) and in `path` (J, *shape); `held` and
-    `followed` say which row is whose, or −1.
+    `followed` hold the row of each model, or −1.
     """
 
     rate: Tensor  # (N,) lr of each model, 0 where the parameter is not trained
@@ -56,39 +58,61 @@ class Step:
 
 @torch.no_grad()
 def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
-    """Take it along a gradient (N, *shape), model after model, in plain PyTorch: where there are no kernels for it."""
-    for row, (held, followed) in enumerate(zip(step.held.tolist(), step.followed.tolist(), strict=True)):
-        t, g, rate = theta[row], gradient[row], step.rate[row]
-        before = t.clone()
-        if held < 0:
-            t.sub_(rate * g)
-        elif step.proximal[row]:
-            t.copy_(step.shift[held] + step.gain[held] * (t - rate * g))
-        else:
-            t.copy_(step.shift[held] + step.gain[held] * t - rate * g)
-        if followed >= 0:
-            step.path[followed].sub_(g * (t - before))
+    """Take a step along a gradient (N, *shape), model by model, in plain PyTorch: where there are no kernels for it.
+
+    Args:
+        theta: θ (N, *shape), changed in place.
+        gradient: of the same shape.
+        step: of these models.
+
+    Example:
+        >>> take_step(rows.parameters["head.weight"], gradient, steps["head.weight"])
+    """
+    numbers = (step.held, step.followed, step.rate, step.proximal)
+    for row, (held, followed, rate, proximal) in enumerate(zip(*(n.tolist() for n in numbers), strict=True)):
+        pull = (step.gain[held], step.shift[held]) if held >= 0 else None
+        path = step.path[followed] if followed >= 0 else None
+        WeightStep(theta[row], rate, "proximal" if proximal else "gradient", pull, path).take(gradient[row])
 
 
-def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict[str, Step]:
+def steps_of(learners: Sequence[Learner], rows: Rows) -> dict[str, Step]:
     """The steps of the next task, for each parameter that any model trains.
 
-    SI's paths move into the stack, where they stay each model's.
+    Paths that penalties sum move into the stack; each penalty's state then holds views of them.
+
+    Args:
+        learners: those of a section, whose penalties all take the steps of the quadratic form.
+        rows: their models.
+
+    Example:
+        >>> steps = steps_of(learners, Rows([learner.model for learner in learners]))
     """
-    trained = [{name for name, p in learner.model.named_parameters() if p.requires_grad} for learner in learners]
+    parameters, names = rows.parameters, rows.names
+    trained = [
+        {own[name] for name, p in learner.model.named_parameters() if p.requires_grad}
+        for learner, own in zip(learners, names, strict=True)
+    ]
     proximal = [learner.config.penalty_step == "proximal" for learner in learners]
-    pulls = [_pulls(learner, own) for learner, own in zip(learners, trained, strict=True)]
-    paths = [learner.penalty.path if isinstance(learner.penalty, SI) else {} for learner in learners]
+    forms = [form_in_stack(learner) for learner in learners]
+    pulls = [
+        _pulls(form, learner, own, among)
+        for form, learner, own, among in zip(forms, learners, names, trained, strict=True)
+    ]
+    # for each model, by the names in the rows: the key of the path in the penalty's state
+    paths = [
+        {own[name]: f"{form.path_group}.{name}" for name in form.parameters} if form.path_group is not None else {}
+        for form, own in zip(forms, names, strict=True)
+    ]
     steps = {}
     for name in sorted(set().union(*trained), key=list(parameters).index):
         theta = parameters[name]
         rates = [learner.config.learning_rate * (name in own) for learner, own in zip(learners, trained, strict=True)]
         held = [pull[name] for pull in pulls if name in pull]
-        followed = [path[name] for path in paths if name in path]
         none = theta.new_empty(0)
-        stacked_path = torch.stack(followed) if followed else none
-        for row, path in zip(stacked_path, (path for path in paths if name in path), strict=True):
-            path[name] = row
+        followed = [(form.state, path[name]) for form, path in zip(forms, paths, strict=True) if name in path]
+        stacked_path = torch.stack([state[key] for state, key in followed]) if followed else none
+        for row, (state, key) in zip(stacked_path, followed, strict=True):
+            state[key] = row
         step = Step(
             rate=torch.tensor(rates, dtype=theta.dtype, device=theta.device),
             proximal=torch.tensor(proximal, dtype=torch.int32, device=theta.device),
@@ -99,9 +123,23 @@ def steps_of(learners: Sequence[Learner], parameters: dict[str, Tensor]) -> dict
             followed=_rows([name in path for path in paths], theta.device),
         )
         steps[name] = replace(step, moving=_moving(name, learners, step))
-    for learner in learners:
-        learner.penalty.forget_pull()
+    for form in forms:
+        form.forget_pull()
     return steps
+
+
+def form_in_stack(learner: Learner) -> Quadratic:
+    """A learner's penalty: only those of the quadratic form train in a stack.
+
+    Args:
+        learner: of a section.
+
+    Example:
+        >>> pull = form_in_stack(learner).pull(0.01)
+    """
+    form = form_of(learner.penalty)
+    assert form is not None  # others train one by one
+    return form
 
 
 def _moving(name: str, learners: Sequence[Learner], step: Step) -> Moving | None:
@@ -113,10 +151,14 @@ def _moving(name: str, learners: Sequence[Learner], step: Step) -> Moving | None
     return Moving(name.rpartition(".")[0], models, held, step.shift[held].clone())
 
 
-def _pulls(learner: Learner, trained: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Gain and shift of each weight that a learner's penalty holds; one that was frozen since stays where it is."""
-    pull = learner.penalty.pull(learner.config.learning_rate, learner.config.penalty_step)
-    return {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain if name in trained}
+def _pulls(
+    form: Quadratic, learner: Learner, names: dict[str, str], trained: set[str]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gain and shift of each weight that a learner's penalty pulls; a weight that was frozen since stays the same."""
+    pull = form.pull(learner.config.learning_rate, learner.config.penalty_step)
+    if pull is None:
+        return {}
+    return {names[n]: (gain, pull.shift[n]) for n, gain in pull.gain.items() if names[n] in trained}
 
 
 def _rows(have: Sequence[bool], device: torch.device) -> Tensor:

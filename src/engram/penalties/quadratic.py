@@ -1,0 +1,294 @@
+"""The penalty of quadratic form that EWC, SI and MAS share (Eq. 1, Eq. 4)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from engram.common.errors import InputError
+from engram.penalties.penalty import Penalty
+from engram.penalties.step import learning_rates, moved_shift, pull_weight
+from engram.penalties.terms import (
+    TERMS,
+    Pull,
+    State,
+    Term,
+    Weights,
+    check_finite,
+    cost,
+    gradient,
+    gradient_pull,
+    proximal_pull,
+    remember,
+    state_of,
+    terms_of,
+)
+
+
+class Quadratic(Penalty):
+    """A quadratic cost for moving weights that mattered to earlier tasks.
+
+    Eq. 4:  L̃(θ, α, η) = L(θ, α, η) + λ Σ_k Ω_k (θ_k − θ*_k)²
+
+    A subclass defines `importance`, a function of what it is given and of nothing else: a stack of models then computes
+    it for all of them at once. The arguments are those of `Penalty`.
+
+    Example:
+        >>> class Uniform(Quadratic):
+        ...     @classmethod
+        ...     def importance(cls, model, parameters, state, settings, batches, classes=None):
+        ...         return {name: torch.ones_like(theta) for name, theta in parameters.items()}
+    """
+
+    _custom_verbs = ()  # an engine takes the steps of the quadratic form itself
+    keeps_every_term: ClassVar[bool] = False  # a term for every task, or one for all
+    path_group: ClassVar[str | None] = None  # the group of the state in which an engine sums the path of each weight
+    gamma: float = 1.0  # how much of the older tasks' importance remains, where one term is for all
+
+    def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False, protect: str = "slow"):
+        super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
+        # Each belongs to one `state`, which is replaced whenever the terms change.
+        self._alive: State | None = None
+        self._terms: tuple[State, list[Term]] | None = None
+        self._pull: tuple[State, tuple[float | Mapping[str, float], float, str], Pull] | None = None
+
+    @property
+    def terms(self) -> list[Term]:
+        """What is remembered: importance and anchor of each weight, for all tasks or for each."""
+        if self._terms is None or self._terms[0] is not self.state:
+            self._terms = (self.state, terms_of(self.state))
+        return self._terms[1]
+
+    # --- the verbs
+
+    def loss(self) -> Tensor:
+        """λ Σ_k Ω_k (θ_k − θ*_k)², a scalar; zero before the first consolidation.
+
+        Example:
+            >>> (cross_entropy(model(inputs), targets) + penalty.loss()).backward()
+        """
+        if self._alive is not self.state:  # once between two consolidations
+            self.check_alive()
+            self._alive = self.state
+        return _QuadraticForm.apply(self, *self.parameters.values())
+
+    @torch.no_grad()
+    def proximal_step(self, learning_rate: float | Optimizer) -> None:
+        """The exact minimiser of  ‖θ′ − θ‖² / (2 lr) + loss(θ′): it has `loss`'s fixed point and cannot diverge.
+
+        θ ← (θ + 2 lr λ Σ Ω θ*) / (1 + 2 lr λ Σ Ω)
+
+        Weights that carry a trace come last: they compensate for the trace as it is then, also where α is protected.
+
+        Args:
+            learning_rate: a number, or the optimizer: each weight then has the current rate of its parameter group,
+                and a weight that the optimizer does not move stays the same.
+
+        Example:
+            >>> optimizer.step()
+            >>> penalty.proximal_step(optimizer)
+        """
+        if isinstance(learning_rate, Optimizer):
+            pull = self.pull(learning_rates(learning_rate, self.parameters))
+        else:
+            pull = self.pull(learning_rate)
+        if pull is not None:
+            for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
+                if theta.requires_grad:  # else it was frozen since
+                    pull_weight(theta, pull.gain[name], moved_shift(pull, name, self.fast))
+
+    def consolidate(self, batches: Iterable[Any] = (), classes: Sequence[int] | None = None) -> None:
+        """Compute the importance of the weights for the task in `batches`, and anchor them where they are now.
+
+        The model is left as it was: traces, BatchNorm statistics, gradients and modes.
+
+        Under DistributedDataParallel every rank calls this, each with its own part of the task.
+
+        Args:
+            batches: yields (inputs, targets) of the task just learned.
+            classes: the outputs that take part, where a task has its own; None for all.
+
+        Example:
+            >>> penalty.consolidate(loader)
+        """
+        self.check_alive()
+        checked = self.checked(batches, classes)
+        found = self.importance(self.model, self.parameters, self.state, self.settings, checked, classes)
+        self.remember(check_finite(found))
+
+    # --- what a penalty of this form defines
+
+    @classmethod
+    @abstractmethod
+    def importance(
+        cls,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+        batches: Iterable[Any],
+        classes: Sequence[int] | None = None,
+    ) -> dict[str, Tensor]:
+        """Ω of each weight for the task in `batches` alone. It changes nothing, and does not branch on values.
+
+        Args:
+            model: the model, in any mode.
+            parameters: the protected weights by name.
+            state: what the penalty remembers.
+            settings: the penalty's settings, such as `strength`; in a stack, numbers are tensors.
+            batches: yields (inputs, targets) of the task.
+            classes: the outputs that take part; None for all.
+        """
+
+    def checked(self, batches: Iterable[Any], classes: Sequence[int] | None) -> Iterable[Any]:
+        """The batches, checked one by one as they are read.
+
+        Args:
+            batches: those given to `consolidate`.
+            classes: those given to `consolidate`.
+        """
+        return batches
+
+    # --- what an engine uses
+
+    @torch.no_grad()
+    def pull(self, learning_rate: float | Mapping[str, float], step: str = "proximal") -> Pull | None:
+        """What the penalty does to the weights in a step; None before the first consolidation.
+
+        It is computed once for all steps between two consolidations that have the same arguments.
+
+        Args:
+            learning_rate: one for all weights, or each weight's own by its name.
+            step: "proximal" or "gradient".
+
+        Example:
+            >>> pull = penalty.pull(0.01, "gradient")
+        """
+        if not self.terms:
+            return None
+        asked = (learning_rate, self.strength, step)
+        if self._pull is None or self._pull[0] is not self.state or self._pull[1] != asked:
+            make = {"proximal": proximal_pull, "gradient": gradient_pull}[step]
+            rates = (
+                learning_rate if isinstance(learning_rate, Mapping) else dict.fromkeys(self.parameters, learning_rate)
+            )
+            scales = {name: 2 * rate * self.strength for name, rate in rates.items()}
+            self._pull = (self.state, asked, make(self.terms, scales))
+        return self._pull[2]
+
+    def forget_pull(self) -> None:
+        """Free the memory of the last `pull`, for an engine that has its own copy."""
+        self._pull = None
+
+    def remember(self, importance: dict[str, Tensor]) -> None:
+        """Take the importances of a task, and anchor the weights where they are now.
+
+        Args:
+            importance: Ω_task of each weight.
+
+        Example:
+            >>> penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+        """
+        self.state = remember(self.state, importance, self.anchors(), self.keeps_every_term, self.gamma)
+
+    def in_force(self, parameters: Weights) -> dict[str, Tensor]:
+        """Weights as the network computes with them: where a trace is protected too, with what it adds.
+
+        Args:
+            parameters: θ by name.
+        """
+        return {n: t + self.fast[n]().detach() if n in self.fast else t for n, t in parameters.items()}
+
+    @torch.no_grad()
+    def anchors(self) -> dict[str, Tensor]:
+        """A copy of the protected weights, in force if that is what is protected."""
+        return {name: theta.clone() for name, theta in self.in_force(self.snapshot()).items()}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of the protected weights as they are now."""
+        return {name: theta.detach().clone() for name, theta in self.parameters.items()}
+
+    def expected_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        num_terms = len({key.split(".")[1] for key in state if key.startswith(TERMS)})
+        if num_terms > 1 and not self.keeps_every_term:
+            raise InputError(f"this state does not belong to {type(self).__name__}: it has {num_terms} terms, not one")
+        own: dict[str, Tensor] = dict(self.parameters)
+        return {**state_of([Term(own, own)] * num_terms), **super().expected_state(state)}
+
+    def grown_state(self) -> State:
+        none, now = {name: torch.zeros_like(theta) for name, theta in self.parameters.items()}, self.anchors()
+        return {**state_of([Term(none, now)] * len(self.terms)), **super().grown_state()}
+
+    def _note_backward(self, scale: Tensor) -> None:
+        """A backward pass goes through `loss`, which was multiplied by `scale`. Only SI needs to know."""
+
+
+def form_of(penalty: Penalty) -> Quadratic | None:
+    """The penalty, if its steps are those of the quadratic form; None if an engine must call its verbs.
+
+    Args:
+        penalty: any penalty.
+
+    Example:
+        >>> form_of(engram.SI(model, strength=1.0)).pull(0.01)
+    """
+    custom = set(penalty.custom_verbs) - {"consolidate"}
+    return penalty if isinstance(penalty, Quadratic) and not custom else None
+
+
+class NoPenalty(Quadratic):
+    """Plain finetuning: nothing is remembered, so every task can overwrite the last.
+
+    Args:
+        model: any module.
+
+    Example:
+        >>> NoPenalty(model).loss().item()
+        0.0
+    """
+
+    _custom_verbs = ()
+    remembers = False
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model, strength=1)
+
+    def consolidate(self, batches: Iterable[Any] = (), classes: Sequence[int] | None = None) -> None:
+        pass
+
+    @classmethod
+    def importance(
+        cls,
+        model: nn.Module,
+        parameters: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+        batches: Iterable[Any],
+        classes: Sequence[int] | None = None,
+    ) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(theta) for name, theta in parameters.items()}
+
+
+class _QuadraticForm(torch.autograd.Function):
+    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights."""
+
+    @staticmethod
+    def forward(ctx: Any, penalty: Quadratic, *theta: Tensor) -> Tensor:
+        ctx.penalty = penalty
+        ctx.save_for_backward(*theta)
+        weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
+        return cost(penalty.terms, weights, penalty.strength)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        penalty, (scale,) = ctx.penalty, outer
+        penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
+        if not penalty.terms:
+            return (None,) * (1 + len(ctx.saved_tensors))
+        weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
+        return None, *(scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values())
