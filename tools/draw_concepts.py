@@ -16,7 +16,7 @@ from engram.common.files import write_atomically
 from engram.data.batches import batches_of
 from engram.data.sources import load
 from engram.data.streams import Task
-from engram.penalties.base import Term
+from engram.penalties.terms import Term, state_of
 from engram.report.figures.drawing import COLOURS, INK, MEDIUM, SMALL, WIDTH, new_figure, rule, tidy
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -124,7 +124,7 @@ def pull_of_the_anchor() -> Figure:
         weight = nn.Linear(1, 1, bias=False)
         penalty = engram.MAS(weight, strength=1)
         anchor, importance = torch.full((1, 1), -1.0), torch.full((1, 1), omega)
-        penalty.terms = [Term({"weight": importance}, {"weight": anchor})]
+        penalty.state = state_of([Term({"weight": importance}, {"weight": anchor})])
         optimizer = torch.optim.SGD(weight.parameters(), lr=0.05)
         weight.weight.data.copy_(anchor)
         path = [-1.0]

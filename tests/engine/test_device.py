@@ -49,9 +49,9 @@ def exact() -> Iterator[None]:
 @pytest.fixture
 def kernels() -> ModuleType:
     pytest.importorskip("triton")
-    from engram.engine.gpu.kernels import kernels
+    from engram.engine.gpu.kernels import step
 
-    return kernels
+    return step
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import engram
 from builders import assert_numbers_equal, custom_stream
 from engram import MAS, InputError, preset
 from engram.engine.build import Custom, build_learner
-from engram.engine.chains import chain_of
 from engram.engine.choose import reason_against_mapping
 from engram.engine.cpu.step import FactoredDescent, factored_layers
 from engram.engine.gpu.layers import prepare
+from engram.engine.inspection import chain_of
 from engram.nn.networks import Network
 
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
     reference.load_state_dict(learner.model.state_dict())
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     trained = [theta.requires_grad for theta in learner.model.parameters()]
-    descent = FactoredDescent(learner, factored_layers(learner.model, inputs[:2], targets[:2]))
+    descent = FactoredDescent(learner, learner.penalty, factored_layers(learner.model, inputs[:2], targets[:2]))
     learner.model.train()
     descent.begin_task((0, 1, 2))
     for _ in range(3):
@@ -226,8 +226,10 @@ class Cosine(nn.Module):
 class Squared(MAS):
     """An importance of one's own."""
 
-    def importance(self, batches, classes=None) -> dict[str, Tensor]:
-        return {name: omega.square() for name, omega in super().importance(batches, classes).items()}
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        found = super().importance(model, parameters, state, settings, batches, classes)
+        return {name: omega.square() for name, omega in found.items()}
 
 
 class Absolute(MAS):
@@ -257,7 +259,7 @@ def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
 
 def test_a_loss_of_ones_own_is_not_passed_over() -> None:
     config = preset("custom", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8)
-    with pytest.raises(InputError, match="Absolute has a `loss` of its own but not a `proximal_step`"):
+    with pytest.raises(InputError, match="Absolute defines its own `loss` but no `proximal_step`"):
         engram.run(config, stream=custom_stream(), penalty=lambda model: Absolute(model, strength=1.0))
     by_gradient = config.replace(penalty_step="gradient")
     free, held = (
@@ -331,7 +333,7 @@ def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> 
     with torch.no_grad():
         idle.weight.add_(1)
     moved = idle.weight.detach().clone()
-    descent = FactoredDescent(learner, [])
+    descent = FactoredDescent(learner, learner.penalty, [])
     descent.begin_task((0, 1, 2))
     learner.model.train()
     with descent.steps():
@@ -343,8 +345,9 @@ def test_a_penalty_pulls_weights_that_a_step_does_not_use(penalty_step: str) -> 
 class Infinite(MAS):
     """Importances that overflow, of weights that do not."""
 
-    def importance(self, batches, classes=None) -> dict[str, Tensor]:
-        return {name: torch.full_like(theta, float("inf")) for name, theta in self.parameters.items()}
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        return {name: torch.full_like(theta, float("inf")) for name, theta in parameters.items()}
 
 
 def test_importances_that_are_no_numbers_end_a_trial() -> None:

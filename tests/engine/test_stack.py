@@ -21,10 +21,10 @@ from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
 from engram.data.streams import Stream
-from engram.engine import choose
+from engram.engine import choose, memory
 from engram.engine.build import Custom, build_learner, build_streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
-from engram.engine.choose import architectures, choose_program, largest_stack, reason_against_mapping
+from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.program import OneByOne
 from engram.engine.cpu.step import ContractDescent, FactoredDescent
 from engram.engine.gpu.program import Mapped
@@ -32,9 +32,10 @@ from engram.engine.gpu.rows import Rows
 from engram.engine.gpu.step import Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
-from engram.engine.memory import Portion, bytes_of, bytes_of_data, tensors_per_weight
+from engram.engine.memory import Portion, bytes_of, bytes_of_data, largest_stack, tensors_per_weight
 from engram.engine.program import Batches, Program, SideBySide
 from engram.penalties import EWC, MAS, Penalty
+from engram.penalties.terms import terms_of
 from engram.runs.experiment import Setting, run_on
 
 CPU = torch.device("cpu")
@@ -448,8 +449,8 @@ def test_a_stack_follows_the_path_of_si_in_the_penalty_s_own_tensors() -> None:
     step = section.steps["head.weight"]
     assert step.followed.tolist() == [0, 1, -1, 2, 3, -1]
     step.path[1].fill_(7.0)
-    assert (learners[1].penalty.path["head.weight"] == 7).all()
-    assert not learners[0].penalty.path["head.weight"].any()
+    assert (learners[1].penalty.state["path.head.weight"] == 7).all()
+    assert not learners[0].penalty.state["path.head.weight"].any()
     alpha = section.steps["head.alpha"]
     assert alpha.followed.tolist() == [0, -1, -1, 1, -1, -1], "a matched head's second weights are slow"
 
@@ -583,45 +584,56 @@ class Scaled(MAS):
         self.scale = scale
         self.kind = kind
 
-    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
-        factor = self.scale if self.kind == "up" else 1 / self.scale
-        return {name: factor * omega for name, omega in super().importance(batches, classes).items()}
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        factor = settings["scale"] if settings["kind"] == "up" else 1 / settings["scale"]
+        return {
+            name: factor * omega
+            for name, omega in super().importance(model, parameters, state, settings, batches, classes).items()
+        }
 
 
 class Looking(MAS):
     """An importance that looks at values, so that it cannot be mapped."""
 
-    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
-        found = super().importance(batches, classes)
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        found = super().importance(model, parameters, state, settings, batches, classes)
         return {name: omega / float(omega.max() + 1) for name, omega in found.items()}
 
 
 class Growing(MAS):
     """An importance that depends on what was remembered before."""
 
-    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
-        found = super().importance(batches, classes)
-        for term in self.terms:
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        found = super().importance(model, parameters, state, settings, batches, classes)
+        for term in terms_of(state):
             found = {name: omega + 0.5 * term.importance[name] for name, omega in found.items()}
         return found
 
 
 class Held(MAS):
-    """An importance by a tensor that each model has its own of."""
+    """An importance by a tensor of the state, another one for each model."""
 
     def __init__(self, model: nn.Module, *, strength: float, factor: float):
         super().__init__(model, strength=strength)
-        self.factor = torch.tensor(factor, dtype=torch.float64)
+        self.state = {"factor": torch.tensor(factor, dtype=torch.float64)}
 
-    def importance(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> dict[str, Tensor]:
-        return {name: self.factor * omega for name, omega in super().importance(batches, classes).items()}
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        return {
+            name: state["factor"] * omega
+            for name, omega in super().importance(model, parameters, state, settings, batches, classes).items()
+        }
 
 
 class Halving(MAS):
     """A consolidation of its own."""
 
     def consolidate(self, batches: Iterable[Any], classes: Sequence[int] | None = None) -> None:
-        self.remember({name: omega / 2 for name, omega in self.importance(batches, classes).items()})
+        found = self.importance(self.model, self.parameters, self.state, self.settings, batches, classes)
+        self.remember({name: omega / 2 for name, omega in found.items()})
 
 
 def with_penalties(make: Sequence[Callable[[nn.Module], Penalty]]) -> tuple[list[Learner], Batches]:
@@ -642,7 +654,7 @@ def test_a_penalty_that_looks_at_each_step_trains_one_by_one_beside_a_stack() ->
     program, notes = choose_program(learners, batches, GPU)
     assert isinstance(program, SideBySide)
     assert [type(part) for part in program.programs] == [Mapped, OneByOne]
-    assert "Watching has a `after_step` of its own" in notes[-1]
+    assert "Watching defines its own `after_step`" in notes[-1]
     train(program, batches)
     others, batches = with_penalties(make)
     train(OneByOne(others, batches), batches)
@@ -657,8 +669,8 @@ def test_a_penalty_that_looks_at_each_step_trains_one_by_one_beside_a_stack() ->
         ([lambda m: Scaled(m, strength=0.5, scale=3.0), lambda m: Scaled(m, strength=0.5, scale=9.0)], None),
         ([lambda m: Scaled(m, strength=1, scale=3.0), lambda m: Scaled(m, strength=1, scale=3.0, kind="down")], None),
         ([lambda m: Looking(m, strength=0.5)], "the importances of Looking are computed for one model after another"),
-        ([lambda m: Growing(m, strength=0.5), lambda m: Growing(m, strength=3.0)], "the importances of Growing are"),
-        ([lambda m: Held(m, strength=0.5, factor=2.0), lambda m: Held(m, strength=0.5, factor=8.0)], "of Held are"),
+        ([lambda m: Growing(m, strength=0.5), lambda m: Growing(m, strength=3.0)], None),
+        ([lambda m: Held(m, strength=0.5, factor=2.0), lambda m: Held(m, strength=0.5, factor=8.0)], None),
         ([lambda m: EWC(m, strength=5.0, labels="sampled", seed=3)], "the importances of EWC are"),
         ([lambda m: EWC(m, strength=5.0, labels="exact")], None),
         ([lambda m: Halving(m, strength=0.5)], "Halving"),
@@ -790,7 +802,7 @@ def test_a_weight_that_was_frozen_since_is_not_pulled() -> None:
         penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
     learners[0].model.features[1].requires_grad_(False)
     rows = Rows([learner.model for learner in learners])
-    step = steps_of(learners, rows.parameters)["features.1.weight"]
+    step = steps_of(learners, rows)["features.1.weight"]
     assert step.held.tolist() == [-1, 0]
     assert step.rate.tolist() == [0, learners[1].config.learning_rate]
 
@@ -799,20 +811,20 @@ def test_steps_have_rows_for_those_models_only_that_need_them() -> None:
     learners, batches = build([config_of("custom", m, trials=1) for m in ("finetune", "mas", "dhp+si", "ewc", "dhp")])
     program = stacked(learners, batches)
     (section,) = program.sections
-    steps = steps_of(learners, section.rows.parameters)
+    steps = steps_of(learners, section.rows)
     assert steps["features.1.weight"].held.tolist() == [-1] * 5
     assert steps["head.eta"].rate.tolist() == [0.0, 0.0, 0.01, 0.0, 0.01], "a matched head has no η to train"
     program.begin_task(0)
     program.consolidate(0)
-    steps = steps_of(learners, section.rows.parameters)
+    steps = steps_of(learners, section.rows)
     assert steps["features.1.weight"].held.tolist() == [-1, 0, 1, 2, -1]
     assert steps["features.1.weight"].gain.shape == (3, 12, 256)
     assert steps["features.1.weight"].followed.tolist() == [-1, -1, 0, -1, -1]
     assert steps["head.alpha"].held.tolist() == [-1, 0, -1, 1, -1], "a trace's coefficients are left free"
     assert steps["head.alpha"].path.numel() == 0
     pull = learners[3].penalty.pull(0.01, "proximal")
-    assert torch.equal(steps["head.alpha"].gain[1], pull.gain["head.alpha"])
-    assert torch.equal(steps["head.alpha"].shift[1], pull.shift["head.alpha"])
+    assert torch.equal(steps["head.alpha"].gain[1], pull.gain["head.extra"])
+    assert torch.equal(steps["head.alpha"].shift[1], pull.shift["head.extra"])
 
 
 def test_a_portion_is_halved_until_it_fits_and_that_is_kept() -> None:
@@ -885,7 +897,8 @@ def test_what_a_learner_takes_grows_with_all_it_consists_of() -> None:
     assert size("permuted", "ewc", num_tasks=2) < size("permuted", "ewc", num_tasks=9)
     assert size("custom", "dhp", batch_size=16) < size("custom", "dhp", batch_size=64)
     assert size("custom", "dhp") < size("custom", "dhp", network="cnn")
-    assert tensors_per_weight(config_of("custom", "dhp")) == 2
+    (free,), _ = build([config_of("custom", "dhp", trials=1)])
+    assert tensors_per_weight(free) == 2
 
 
 def test_data_that_trials_share_count_once() -> None:
@@ -897,16 +910,20 @@ def test_a_stack_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
     configs = [config_of("permuted", method, trials=1) for method in ("finetune", "si")]
 
     def limit(free: int | None) -> int | None:
-        monkeypatch.setattr(choose, "free_bytes", lambda device: free)
+        monkeypatch.setattr(memory, "free_bytes", lambda device: free)
         return largest_stack(configs, lambda c: build([configs[c]]), CPU)
 
     learners, batches = build([configs[1]])
     one = bytes_of(learners[0], example_of(batches)[0])
     assert limit(None) is None
     assert limit(0) == 1
-    assert limit(bytes_of_data(batches) + int(10.1 * one / choose.SHARE_OF_MEMORY)) == 10
+    assert limit(bytes_of_data(batches) + int(10.1 * one / memory.SHARE_OF_MEMORY)) == 10
     limits = [limit(free) for free in range(0, 10**8, 10**7)]
     assert limits == sorted(limits)
+    free = bytes_of_data(batches) + 1000 * one
+    most = limit(free)
+    assert most is not None
+    assert 500 * one <= most * one < 0.95 * free, "a stack leaves room for what else takes memory"
 
 
 def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -914,8 +931,8 @@ def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pyt
     seen: list[Progress] = []
     whole = run_on(configs, [small_digits(40, 30)], Setting("cpu", "float64"))
     learners, batches = build([configs[1].replace(trials=1)])
-    room = bytes_of_data(batches) + int(2.5 * bytes_of(learners[0], example_of(batches)[0]) / choose.SHARE_OF_MEMORY)
-    monkeypatch.setattr(choose, "free_bytes", lambda device: room)
+    room = bytes_of_data(batches) + int(2.5 * bytes_of(learners[0], example_of(batches)[0]) / memory.SHARE_OF_MEMORY)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: room)
     divided = run_on(configs, [small_digits(40, 30)], Setting("cpu", "float64"), seen.append)
     assert [progress.note for progress in seen if progress.note] == ["6 models in 3 stacks: 2 + 2 + 2"]
     for one, other in zip(whole, divided, strict=True):
@@ -924,9 +941,9 @@ def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pyt
 
 
 def test_what_is_free_is_known_where_it_can_be() -> None:
-    free = choose.free_bytes(CPU)
+    free = memory.free_bytes(CPU)
     assert free is None or free > 0
-    assert choose.free_bytes(torch.device("meta")) is None
+    assert memory.free_bytes(torch.device("meta")) is None
     assert choose.load_kernels(torch.float64) is None
 
 

@@ -19,7 +19,7 @@ from engram.engine.cpu.program import OneByOne
 from engram.engine.learner import Learner, Outcome
 from engram.engine.loop import run_stream, train_task
 from engram.engine.program import Batches, accuracy
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 from engram.report.tables import summary
 from engram.runs.experiment import Progress, Setting, run_on
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import engram
 import engram.nn.dhp
-import engram.penalties.per_sample
+import engram.penalties.importance
 
 NUM_RANKS = 2
 NUM_SAMPLES = 12
@@ -290,7 +290,7 @@ def everything(rank: int, folder: Path) -> dict[str, Any]:
     done: dict[str, Any] = {name: learn(case, rank) for name, case in CASES.items()}
     with without(engram.nn.dhp, "ranks_of_call"):
         done["traces of one rank"] = learn(Case(), rank)
-    with without(engram.penalties.per_sample, "ranks_of"):
+    with without(engram.penalties.importance, "ranks_of"):
         done["importances of one rank"] = learn(Case("plain", "MAS", "proximal"), rank)
     done["sampled"] = learn(Case(penalty="EWC", options={"labels": "sampled"}), rank)
     done["past the wrapper"] = refusal(past_the_wrapper)

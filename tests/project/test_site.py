@@ -109,5 +109,5 @@ def test_nothing_is_loaded_from_the_network(site: dict[str, Page]) -> None:
 
 def test_no_link_leaves_for_the_repository(site: dict[str, Page]) -> None:
     """Files of the repository are named by their paths, as code."""
-    assert "<code>src/engram/penalties/base.py</code>" in site["method.html"].text
+    assert "<code>src/engram/penalties/terms.py</code>" in site["method.html"].text
     assert not [link for page in site.values() for link in page.links if link.endswith((".py", ".md"))]

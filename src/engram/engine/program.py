@@ -12,8 +12,8 @@ from engram.common.errors import NotFiniteError
 from engram.data.batches import Piece, batches_of, epoch_order
 from engram.data.streams import Stream, Task
 from engram.engine.learner import Learner
-from engram.nn.freezing import frozen
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
+from engram.nn.modules import frozen
 
 
 class Program(Protocol):

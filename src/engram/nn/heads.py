@@ -87,10 +87,9 @@ class PlainSoftmax(nn.Linear):
         return {"weight": torch.ones_like(self.weight)}
 
 
-from engram.common.errors import InputError, check_choice
-from engram.common.registry import HEADS
-from engram.nn.classes import grow_rows
-from engram.nn.modules import as_linear
+@HEADS.register("matched", baseline=True, settings={"trace": "baseline_trace"})
+class MatchedSoftmax(nn.Module):
+    """The paper's baseline, as large as the plastic layer by a second set of slow weights:  z = (θ + c θ′) h.
 
     Both sets learn, so the layer's effective learning rate is 1 + c² times that of a plain one: twice, for the paper's
     c = 1.

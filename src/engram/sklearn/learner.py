@@ -18,7 +18,7 @@ from engram.config.methods import CUSTOM
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.engine.build import build_model, build_penalty
-from engram.nn.masking import mask_logits
+from engram.nn.classes import mask_logits
 from engram.sklearn.labels import as_python
 
 LARGEST_GRADIENT = 1.0  # its norm, so that a step stays finite for features of any size, even unscaled ones
