@@ -22,7 +22,7 @@ from engram import (
     PlainSoftmax,
 )
 from engram.nn.networks import Network
-from engram.penalties.terms import gradient
+from engram.penalties import terms
 
 PENALTIES = {
     "ewc": lambda model, **o: EWC(model, strength=3.0, **o),
@@ -70,7 +70,7 @@ def importance_of(penalty, batches, classes=None) -> dict[str, Tensor]:
 
 
 def gradient_of(penalty) -> dict[str, Tensor]:
-    return gradient(penalty.terms, penalty.in_force(penalty.snapshot()), penalty.strength)
+    return terms.gradient(penalty.terms, penalty.in_force(penalty.snapshot()), penalty.strength)
 
 
 def call(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
