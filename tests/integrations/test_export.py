@@ -83,7 +83,7 @@ def test_every_head_is_folded_and_all_else_stays() -> None:
     assert layers(fold(fold(model))) == layers(fold(model))
 
 
-def test_a_head_of_ones_own_is_folded_by_its_own_word() -> None:
+def test_custom_head_is_folded_by_its_own_method() -> None:
     class Mine(nn.Module):
         plastic_parameters = ()
 
@@ -101,7 +101,7 @@ def test_a_head_of_ones_own_is_folded_by_its_own_word() -> None:
         fold(Mine(3))
 
 
-def test_a_method_that_is_merely_called_fold_is_let_alone(tmp_path: Path) -> None:
+def test_fold_methods_of_other_modules_are_ignored(tmp_path: Path) -> None:
     class Patches(nn.Module):
         def fold(self, inputs: Tensor) -> Tensor:
             return inputs.flatten(1)
@@ -114,13 +114,13 @@ def test_a_method_that_is_merely_called_fold_is_let_alone(tmp_path: Path) -> Non
     export_program(model, tmp_path / "model", torch.rand(3, 2, 2))
 
 
-def test_type_and_device_stay() -> None:
+def test_folding_keeps_type_and_device() -> None:
     folded = fold(DHPSoftmax(3, 2, dtype=torch.float64))
     assert folded.weight.dtype == torch.float64
     assert not folded.weight.is_meta
 
 
-def test_a_compiled_model_is_folded_as_what_it_was() -> None:
+def test_compiled_model_is_folded() -> None:
     model = nn.Sequential(torch.compile(nn.Linear(3, 3)), DHPSoftmax(3, 2))
     assert layers(fold(torch.compile(model))) == [nn.Sequential, nn.Linear, PlainSoftmax]
 
@@ -177,27 +177,27 @@ class Wrong(nn.Module):
 
 
 @pytest.mark.parametrize("export", [export_onnx, export_program])
-def test_a_file_that_answers_otherwise_is_not_left(tmp_path: Path, export) -> None:
+def test_file_with_other_outputs_is_not_written(tmp_path: Path, export) -> None:
     if export is export_onnx:
         pytest.importorskip("onnxruntime")
     (tmp_path / "model").write_text("what was there")
-    with pytest.raises(InputError, match="answers otherwise than the model: its outputs are 1 apart"):
+    with pytest.raises(InputError, match="does not compute the same: its outputs differ by 1"):
         export(Wrong(), tmp_path / "model", torch.tensor([[1.0, -1.0]]))
     assert (tmp_path / "model").read_text() == "what was there"
     assert os.listdir(tmp_path) == ["model"]
 
 
-def test_a_file_that_answers_otherwise_for_one_sample_alone_is_refused(tmp_path: Path) -> None:
+def test_file_with_other_outputs_for_a_single_sample_is_refused(tmp_path: Path) -> None:
     class Alone(Wrong):
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs + 1 if len(inputs) == 1 else inputs
 
-    with pytest.raises(InputError, match="its outputs are 1 apart"):
+    with pytest.raises(InputError, match="its outputs differ by 1"):
         export_program(Alone(), tmp_path / "model", torch.zeros(3, 2))
     assert not list(tmp_path.iterdir())
 
 
-def test_masked_outputs_agree_with_themselves_alone(tmp_path: Path) -> None:
+def test_masked_outputs_agree_only_with_masked_outputs(tmp_path: Path) -> None:
     class Masked(Wrong):
         def __init__(self, folded: Tensor):
             super().__init__()
@@ -214,11 +214,11 @@ def test_masked_outputs_agree_with_themselves_alone(tmp_path: Path) -> None:
 
     export_program(Masked(torch.tensor([0.0, -torch.inf])), tmp_path / "model", torch.ones(3, 2))
     for other in ([0.0, torch.inf], [0.0, 0.0], [1.0, -torch.inf], [0.0, torch.nan]):
-        with pytest.raises(InputError, match="answers otherwise"):
+        with pytest.raises(InputError, match="does not compute the same"):
             export_program(Masked(torch.tensor(other)), tmp_path / "other", torch.ones(3, 2))
 
 
-def test_several_inputs_are_shipped(tmp_path: Path) -> None:
+def test_model_with_several_inputs_is_exported(tmp_path: Path) -> None:
     class Sum(nn.Module):
         def forward(self, first: Tensor, second: Tensor) -> Tensor:
             return first + 2 * second
@@ -230,19 +230,19 @@ def test_several_inputs_are_shipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ([], "a batch as the model takes it"),
-        (torch.tensor(1.0), "a batch as the model takes it"),
-        (["x"], "a batch as the model takes it"),
-        (torch.rand(0, 3), "at least one sample, and each as many, not 0"),
-        ([torch.rand(2, 3), torch.rand(4, 3)], "and each as many, not 2 and 4"),
+        ([], "inputs must be an example batch"),
+        (torch.tensor(1.0), "inputs must be an example batch"),
+        (["x"], "inputs must be an example batch"),
+        (torch.rand(0, 3), "samples, at least one, not 0"),
+        ([torch.rand(2, 3), torch.rand(4, 3)], "the same number of samples, at least one, not 2 and 4"),
     ],
 )
-def test_inputs_that_are_no_batch_are_refused(tmp_path: Path, inputs, said: str) -> None:
+def test_inputs_that_are_not_a_batch_are_refused(tmp_path: Path, inputs, said: str) -> None:
     with pytest.raises(InputError, match=said):
         export_program(nn.Linear(3, 2), tmp_path / "model", inputs)
 
 
-def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_failed_export_is_one_sentence(tmp_path: Path) -> None:
     class Unsure(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs if float(inputs.sum()) > 0 else -inputs
@@ -254,7 +254,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"Unsure cannot be exported: .+") as error:
         export_program(Unsure(), tmp_path / "model", torch.rand(3, 2))
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="gives one tensor, not a tuple"):
+    with pytest.raises(InputError, match="must return one tensor, not a tuple"):
         export_program(Pair(), tmp_path / "model", torch.rand(3, 2))
     with pytest.raises(InputError, match="cannot be written: No such"):
         export_program(nn.ReLU(), tmp_path / "no" / "model", torch.rand(3, 2))
@@ -263,7 +263,7 @@ def test_what_cannot_be_exported_is_said_in_a_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_keeps_an_activation_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_model_that_stores_an_activation_is_refused(tmp_path: Path) -> None:
     class Keeping(nn.Linear):
         kept: Tensor | list[Tensor]
 
@@ -273,7 +273,7 @@ def test_a_model_that_keeps_an_activation_is_refused_by_its_name(tmp_path: Path)
 
     model = nn.Sequential(Keeping(2, 2))
     model(torch.rand(3, 2))
-    said = r"^Sequential cannot be copied: its '0.kept' is the result of a computation; keep what its detach\(\) gives"
+    said = r"^Sequential cannot be copied: its '0.kept' is the result of a computation; store its detach\(\)"
     with pytest.raises(InputError, match=said):
         fold(model)
     with pytest.raises(InputError, match=said):
@@ -283,7 +283,7 @@ def test_a_model_that_keeps_an_activation_is_refused_by_its_name(tmp_path: Path)
         fold(model)
 
 
-def test_what_onnxruntime_cannot_run_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_model_that_onnxruntime_cannot_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = nn.Linear(2, 2).bfloat16()

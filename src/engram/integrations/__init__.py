@@ -1,1 +1,1 @@
-"""Engram inside other people's libraries, a module for each; none is imported with Engram itself."""
+"""Engram in other libraries and in files of its users, one module for each; `import engram` imports none of them."""

@@ -35,72 +35,73 @@ except ModuleNotFoundError as reason:
 
 
 class TracePlugin(SupervisedPlugin):
-    """Tells the model's DHP Softmax heads the targets of each training batch, from which they write their trace.
+    """Gives the model's DHP Softmax heads the targets of each training batch, which they need to write their trace.
 
-        model = nn.Sequential(features, engram.DHPSoftmax(512, 10))
-        strategy = Naive(model=model, optimizer=..., plugins=[TracePlugin()])
-
-    The model may hold its heads anywhere. A trace is written once a step: by the first call of the head in the
-    strategy's own forward pass, with `strategy.mb_y`. In every other call the head only reads its trace, also in
+    The heads may be anywhere in the model. A trace is written once per step: in the first call of the head in the
+    strategy's own forward pass, with `strategy.mb_y`. In every other call the head only reads its trace, even in
     training mode: in evaluation, in an importance pass, in A-GEM's or MIR's calls on samples of their memory, in the
-    second of two calls of one forward pass (ER-ACE), in the copy that LwF keeps.
+    second of two calls in one forward pass (ER-ACE), in the copy that LwF keeps.
+
+    Example:
+        >>> model = nn.Sequential(features, engram.DHPSoftmax(512, 10))
+        >>> strategy = Naive(model=model, optimizer=optimizer, plugins=[TracePlugin()])
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.prompters: list[_Prompter] = []
+        self.hooks: list[_TargetHook] = []
 
     def before_training_exp(self, strategy: Any, **options: Any) -> None:
-        self.leave()  # a model may have been adapted, and training may have been interrupted
+        self.remove_hooks()  # the model may have been adapted, and training interrupted
         heads = [module for module in strategy.model.modules() if isinstance(module, DHPSoftmax)]
         if not heads:
-            raise InputError("the model has no DHPSoftmax for a TracePlugin to tell the targets")
-        self.prompters = [_Prompter(head) for head in heads]
+            raise InputError("a TracePlugin needs a DHPSoftmax in the model, and there is none")
+        self.hooks = [_TargetHook(head) for head in heads]
 
     def before_forward(self, strategy: Any, **options: Any) -> None:
-        for prompter in self.prompters:
-            prompter.open(strategy.mb_y)
+        for hook in self.hooks:
+            hook.set(strategy.mb_y)
 
     def after_forward(self, strategy: Any, **options: Any) -> None:
-        for prompter in self.prompters:
-            prompter.close()
+        for hook in self.hooks:
+            hook.clear()
 
     def before_eval(self, strategy: Any, **options: Any) -> None:
         self.after_forward(strategy)
 
     def after_training(self, strategy: Any, **options: Any) -> None:
-        self.leave()
+        self.remove_hooks()
 
-    def leave(self) -> None:
-        """Take everything off the heads: in training mode they ask for targets again."""
-        for prompter in self.prompters:
-            prompter.leave()
-        self.prompters = []
+    def remove_hooks(self) -> None:
+        """Remove the hooks from the heads: in training mode they need targets again."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = []
 
 
-class _Prompter:
-    """Stands before one head: hands it the targets of the batch at hand, once; without any, the head only reads."""
+class _TargetHook:
+    """A hook on one head that gives it the targets of the current batch, once; without targets the head only reads."""
 
     def __init__(self, head: DHPSoftmax):
         self.head = head
         self.targets: Tensor | None = None
         self.handle = head.register_forward_pre_hook(self, with_kwargs=True)
 
-    def open(self, targets: Tensor) -> None:
+    def set(self, targets: Tensor) -> None:
         self.targets = targets
         self.head.train()
 
-    def close(self) -> None:
+    def clear(self) -> None:
         self.targets = None
 
-    def leave(self) -> None:
-        self.close()
+    def remove(self) -> None:
+        self.clear()
         self.handle.remove()
 
     def __call__(
         self, head: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """What the head is called with in place of `args` and `named`; None for the same."""
+        """The arguments for the head in place of `args` and `named`; None to leave them."""
         given = args[1] if len(args) > 1 else named.get("target")
         if not head.training or given is not None:
             return None
@@ -112,19 +113,22 @@ class _Prompter:
 
 
 class OwnClassesPlugin(SupervisedPlugin):
-    """Task-incremental use of one head: only the outputs of an experience's own classes take part in it.
+    """Task-incremental learning with one head: each experience uses only the outputs of its own classes.
 
-    The others are masked out in training and in evaluation, as in Engram's own streams; a `PenaltyPlugin` beside it
-    takes its importances from the same outputs. It does not go with replay, whose batches have classes of several
-    tasks.
+    The others are masked in training and in evaluation, as in Engram's own streams; a `PenaltyPlugin` in the same
+    strategy computes its importances from the same outputs. It cannot be used with replay, whose batches have classes
+    of several tasks.
+
+    Example:
+        >>> strategy = Naive(model=model, optimizer=optimizer, plugins=[OwnClassesPlugin()])
     """
 
     def after_forward(self, strategy: Any, **options: Any) -> None:
         own = own_classes(strategy.experience)
-        stray = set(strategy.mb_y.unique().tolist()) - set(own)
-        if stray:
-            others = ", ".join(map(str, own))
-            raise InputError(f"a batch has the label {min(stray)}, which is not of the experience's classes {others}")
+        others = set(strategy.mb_y.unique().tolist()) - set(own)
+        if others:
+            classes = ", ".join(map(str, own))
+            raise InputError(f"a batch has the label {min(others)}, which is not a class of the experience: {classes}")
         strategy.mb_output = mask_logits(strategy.mb_output, own)
 
     def after_eval_forward(self, strategy: Any, **options: Any) -> None:
@@ -132,16 +136,20 @@ class OwnClassesPlugin(SupervisedPlugin):
 
 
 class PenaltyPlugin(SupervisedPlugin):
-    """One of Engram's penalties in a strategy: `PenaltyPlugin(engram.OnlineEWC, strength=100)`.
+    """One of Engram's penalties in a strategy.
 
-    The penalty is made for the model as it is when the first experience begins, takes part in each step, and
-    consolidates on the experience's own samples when it ends; `plugin.penalty` is the penalty itself. Of an experience
-    that an online stream cuts into pieces, it consolidates once, after the last.
+    The penalty is built when the first experience starts, acts in each step, and consolidates on the experience's own
+    samples when it ends; `plugin.penalty` is the penalty itself. If an online stream splits an experience, it
+    consolidates once, after the last part.
 
     Args:
-        penalty: a class of penalties, or a function of a model that makes one.
+        penalty: a penalty's class, or a function that makes a penalty for a model.
         penalty_step: "proximal", after the optimizer's step, as in Engram's own runs; or "gradient", in the loss.
-        settings: of the penalty, such as its strength.
+        settings: settings of the penalty, such as its strength.
+
+    Example:
+        >>> plugin = PenaltyPlugin(engram.OnlineEWC, strength=100)
+        >>> strategy = Naive(model=model, optimizer=optimizer, plugins=[plugin])
     """
 
     penalty: Penalty | None
@@ -156,14 +164,14 @@ class PenaltyPlugin(SupervisedPlugin):
     def before_training_exp(self, strategy: Any, **options: Any) -> None:
         if is_multi_task_module(strategy.model):
             raise InputError(
-                f"{type(strategy.model).__name__} takes task labels, which a penalty does not know: "
-                "use one head of all classes, with an OwnClassesPlugin"
+                f"{type(strategy.model).__name__} takes task labels, which penalties do not support: "
+                "use one head for all classes, with an OwnClassesPlugin"
             )
         _check_boundaries(strategy.experience)
         if self.penalty is None:
             self.penalty = self.make(strategy.model)
         elif _changed_weights(self.penalty, strategy.model):
-            self.penalty.grow()  # Avalanche's adaptation has given an `IncrementalClassifier` more outputs
+            self.penalty.grow()  # Avalanche has added outputs to an `IncrementalClassifier`
         _check_same_weights(self.penalty, strategy.model)
 
     def before_backward(self, strategy: Any, **options: Any) -> None:
@@ -192,10 +200,19 @@ class PenaltyPlugin(SupervisedPlugin):
 
 
 def as_benchmark(stream: Stream, dtype: torch.dtype = torch.float32) -> Any:
-    """An Avalanche benchmark with Engram's tasks as its experiences, in the streams `train_stream` and `test_stream`.
+    """An Avalanche benchmark whose experiences are Engram's tasks, with the streams `train_stream` and `test_stream`.
 
-    Inputs are as Engram's networks see them: numbers of that type, with uint8 pixels scaled to [0, 1], in the order of
-    the task's permutation. All have the task label 0, as in `nc_benchmark` without labels: one head is for all tasks.
+    All experiences have the task label 0, as in `nc_benchmark` without labels: there is one head for all tasks.
+
+    Args:
+        stream: the tasks.
+        dtype: the type of the inputs. They are as Engram's networks see them: uint8 pixels are scaled to [0, 1] and
+            permuted by the task's permutation.
+
+    Example:
+        >>> benchmark = as_benchmark(engram.streams.split(dataset))
+        >>> for experience in benchmark.train_stream:
+        ...     strategy.train(experience)
     """
     train, test = (
         [_as_dataset(getattr(task, part), task.permutation, dtype) for task in stream] for part in ("train", "test")
@@ -204,7 +221,7 @@ def as_benchmark(stream: Stream, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def own_classes(experience: Any) -> tuple[int, ...]:
-    """The classes of an experience's samples, in order."""
+    """The classes of an experience's samples, sorted."""
     found: Iterable[int] | None = getattr(experience, "classes_in_this_experience", None)
     return tuple(sorted(experience.dataset.targets.uniques if found is None else found))
 
@@ -225,20 +242,20 @@ def _loader_of(dataset: Any, batch_size: int, num_workers: int) -> DataLoader[An
 def _check_boundaries(experience: Any) -> None:
     if isinstance(experience, OnlineCLExperience) and not experience.access_task_boundaries:
         raise InputError(
-            "a penalty consolidates when a task ends, and this online stream hides that: "
+            "a penalty consolidates when a task ends, which this online stream does not show: "
             "split it with access_task_boundaries=True"
         )
 
 
 def _changed_weights(penalty: Penalty, model: nn.Module) -> list[str]:
-    """The names of slow weights that are no longer, or not yet, tensors of the penalty's."""
+    """The names of slow weights that the penalty does not protect, or that are no longer the model's."""
     now: Mapping[str, Tensor] = dict(model.named_parameters())
     changed = [name for name, theta in penalty.parameters.items() if now.get(name) is not theta]
     return changed + [name for name in slow_parameters(model) if name not in penalty.parameters]
 
 
 def _check_same_weights(penalty: Penalty, model: nn.Module) -> None:
-    """Refuse a model that was exchanged for another while it was being learned."""
+    """Refuse a model that was replaced during training."""
     changed = _changed_weights(penalty, model)
     if changed:
-        raise InputError(f"the model's {changed[0]!r} is not a weight that {type(penalty).__name__} was made for")
+        raise InputError(f"the model's {changed[0]!r} is not a weight that {type(penalty).__name__} was built for")

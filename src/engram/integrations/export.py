@@ -1,4 +1,4 @@
-"""A trained model for use elsewhere: its plastic heads folded into plain layers, written as ONNX or by torch.export."""
+"""Export a trained model: fold its plastic heads into plain layers, and write it as ONNX or by torch.export."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ Made = TypeVar("Made")
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A copy of a model in evaluation mode, whose plastic heads are plain layers: what it computes stays the same.
+    """A copy of a model in evaluation mode, whose plastic heads are plain layers; it computes the same function.
 
-    Every module that lists `plastic_parameters` and has a `fold` method (`DHPSoftmax`, `MatchedSoftmax`, a head of your
-    own) gives way to what `fold()` returns; a `fold` of a module that lists none means something else, and is let
-    alone. A `torch.nn.Linear` is then called as the head was: it takes a target too, and ignores it. The model itself
-    stays as it is, and can go on learning.
+    Every module that lists `plastic_parameters` and has a `fold` method (`DHPSoftmax`, `MatchedSoftmax`, a custom head)
+    is replaced by what `fold()` returns; `fold` methods of other modules are ignored. A `torch.nn.Linear` in place of a
+    head accepts a target, as the head did, and ignores it. The model itself is unchanged, and can continue to learn.
+
+    Args:
+        model: any module.
+
+    Example:
+        >>> plain = engram.fold(model)
+        >>> logits = plain(inputs)
     """
-    folded: dict[int, nn.Module] = {}  # one that is registered twice stays one
+    folded: dict[int, nn.Module] = {}  # a module that is registered twice stays one
 
     def plain(module: nn.Module) -> nn.Module:
         module = bare(module)
@@ -47,7 +53,7 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 def _copy_of(model: nn.Module) -> nn.Module:
-    """A copy of a model, of a compiled one as it was before, or one sentence on why there can be none."""
+    """A copy of a model, without what torch.compile put around it; refuses what cannot be copied."""
     model = bare(model)
     try:
         return copy.deepcopy(model)
@@ -58,13 +64,13 @@ def _copy_of(model: nn.Module) -> nn.Module:
                     place = f"{path}.{name}".removeprefix(".")
                     raise InputError(
                         f"{type(model).__name__} cannot be copied: its {place!r} is the result of a computation; "
-                        "keep what its detach() gives instead"
+                        "store its detach() instead"
                     ) from reason
         raise InputError(f"{type(model).__name__} cannot be copied: {_first_line(reason)}") from reason
 
 
 def _as_layer(module: nn.Module) -> nn.Module:
-    """What stands for a module once learning is over: most of all, itself."""
+    """What replaces a module after learning: itself, unless it can be folded."""
     if not (hasattr(module, "plastic_parameters") and callable(getattr(module, "fold", None))):
         return module
     layer = module.fold()  # type: ignore[operator]
@@ -72,21 +78,23 @@ def _as_layer(module: nn.Module) -> nn.Module:
         raise InputError(f"{type(module).__name__}.fold() must return a module, not a {type(layer).__name__}")
     if type(layer) is not nn.Linear:
         return layer
-    with torch.device("meta"):  # without drawing weights that are not used
+    with torch.device("meta"):  # draws no weights
         head = PlainSoftmax(layer.in_features, layer.out_features)
     head.weight, head.bias = layer.weight, layer.bias
     return head
 
 
 def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
-    """Write the folded model as an ONNX file, whose answers have been seen to be the model's.
+    """Write the folded model as an ONNX file, after checking that its outputs are the model's.
 
-    `inputs` is a batch as the model takes it, a tensor or several; the file then takes batches of any size, as "inputs"
-    (several as "inputs_0", "inputs_1", …), and gives "outputs". onnxruntime runs it on these inputs before it is
-    written: one that answers otherwise than the model is refused, and no file is left. An ONNX file is data: reading it
-    runs no code of its author.
+    onnxruntime runs it on `inputs` before it is written: if the outputs differ, it is refused and no file is written.
+    An ONNX file is data: reading it runs no code of its author. Needs `pip install 'engram-cl[onnx]'`.
 
-    Needs `pip install 'engram-cl[onnx]'`.
+    Args:
+        model: any module.
+        path: the file; an existing one is replaced.
+        inputs: an example batch, a tensor or several. The file then accepts batches of any size, as "inputs" (several
+            as "inputs_0", "inputs_1", …), and returns "outputs".
 
     Example:
         >>> engram.export_onnx(model, "model.onnx", inputs)
@@ -112,7 +120,7 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
         return content
 
     content = _attempt(model, write)
-    # onnxruntime has no code for some of what ONNX can say, such as much of bfloat16
+    # onnxruntime does not support all of ONNX, for example much of bfloat16
     session = _attempt(model, lambda: onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"]))
 
     def run(*given: Tensor) -> Tensor:
@@ -126,10 +134,15 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
 def export_program(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
     """Write the folded model by `torch.export`: a program of PyTorch's own operations, for `torch.export.load`.
 
-    It needs neither Engram nor the model's code, and takes batches of any size; it is read back and compared with the
-    model on `inputs` before it is written. Unlike a safetensors or an ONNX file, such a file can run code when it is
-    loaded, since PyTorch may unpickle parts of it and evaluates expressions in it: load only what comes from somebody
-    you trust.
+    It needs neither Engram nor the model's code, and accepts batches of any size. Before it is written, it is read back
+    and compared with the model on `inputs`. Unlike a safetensors or an ONNX file, such a file can run code when it is
+    loaded, since PyTorch may unpickle parts of it and evaluates expressions in it: load only files from people you
+    trust.
+
+    Args:
+        model: any module.
+        path: the file; an existing one is replaced.
+        inputs: an example batch, a tensor or several.
 
     Example:
         >>> engram.export_program(model, "model.pt2", inputs)
@@ -158,31 +171,31 @@ def _installed(package: str) -> Any:
 
 
 def _on_host(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode on the CPU, where a model and its file can be compared digit by digit."""
+    """A copy in evaluation mode on the CPU, where a model and its file can be compared exactly."""
     return _copy_of(model).cpu().eval()
 
 
 def _as_batch(inputs: Inputs) -> tuple[Tensor, ...]:
-    """The inputs as several, each of at least one sample, and all of as many."""
+    """The inputs as a tuple of tensors with the same number of samples, at least one."""
     batch = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if not batch or not all(isinstance(x, Tensor) and x.ndim for x in batch):
-        raise InputError(
-            "inputs must be a batch as the model takes it: a tensor with an axis for the samples, or several"
-        )
+        raise InputError("inputs must be an example batch: a tensor with an axis for the samples, or several")
     sizes = sorted({len(x) for x in batch})
     if len(sizes) > 1 or sizes[0] == 0:
-        raise InputError(f"inputs must hold at least one sample, and each as many, not {' and '.join(map(str, sizes))}")
+        raise InputError(
+            f"inputs must all have the same number of samples, at least one, not {' and '.join(map(str, sizes))}"
+        )
     return tuple(x.detach().cpu() for x in batch)
 
 
 def _any_batch(batch: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
-    """What to trace a model with, and that its first axis may be of any length: PyTorch would fix one of length 1."""
+    """Inputs to trace a model with, and a first axis of any length: PyTorch would fix one of length 1."""
     size = torch.export.Dim("batch")
     return tuple(torch.cat([x, x]) for x in batch), tuple({0: size} for _ in batch)
 
 
 def _attempt(model: nn.Module, make: Callable[[], Made]) -> Made:
-    """What is made, or one sentence on why it cannot be: what the exporters raise is of many kinds and many lines."""
+    """What `make` returns; its errors, of many kinds and many lines, become one sentence."""
     try:
         with _quiet():
             return make()
@@ -201,7 +214,7 @@ def _first_line(reason: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say of packages that are not there and of their own future."""
+    """Hide the exporters' messages about packages that are missing and about their own future."""
     log = logging.getLogger("torch")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -215,19 +228,19 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def _check_same(model: nn.Module, exported: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> None:
-    """Refuse what answers otherwise than the model: on the batch, one sample of it, and twice the batch."""
+    """Refuse a file whose outputs differ from the model's: on the batch, one sample of it, and twice the batch."""
     for given in (batch, tuple(x[:1] for x in batch), tuple(torch.cat([x, x]) for x in batch)):
-        expected, answered = model(*given), exported(*given)
+        expected, found = model(*given), exported(*given)
         if not isinstance(expected, Tensor):
-            raise InputError(f"a model that is exported gives one tensor, not a {type(expected).__name__}")
-        if answered.shape != expected.shape:
-            raise InputError(f"the exported model gives shape {tuple(answered.shape)}, not {tuple(expected.shape)}")
-        # half of the digits: the sums of another library are in another order
+            raise InputError(f"an exported model must return one tensor, not a {type(expected).__name__}")
+        if found.shape != expected.shape:
+            raise InputError(f"the exported model returns the shape {tuple(found.shape)}, not {tuple(expected.shape)}")
+        # half of the digits: other libraries sum in another order
         tolerance = torch.finfo(expected.dtype).eps ** 0.5 if expected.is_floating_point() else 0
-        # infinities, as of masked outputs, agree where they are the same
-        apart = _largest((answered.double() - expected.double()).masked_fill(answered == expected, 0))
+        # equal infinities, e.g. of masked outputs, have no difference
+        apart = _largest((found.double() - expected.double()).masked_fill(found == expected, 0))
         if not apart <= tolerance * max(1.0, _largest(expected[expected.isfinite()].double())):
-            raise InputError(f"the exported model answers otherwise than the model: its outputs are {apart:.3g} apart")
+            raise InputError(f"the exported model does not compute the same: its outputs differ by {apart:.3g}")
 
 
 def _largest(numbers: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""A model of one's own in a file, with what its penalty remembers: to go on learning where it stood."""
+"""A user's model in a file, with the state of its penalty, from which it can continue to learn."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ KIND, FORMAT = "model", 1
 def save_model(
     path: str | Path, model: nn.Module, penalty: Penalty | None = None, about: dict[str, Any] | None = None
 ) -> None:
-    """Write a model, and what its penalty remembers, into one safetensors file: whole or not at all.
+    """Write a model and the state of its penalty into one safetensors file, completely or not at all.
 
-    Kept are the parameters and buffers of `model.state_dict()`, the traces among them, on whatever device they are; of
-    the penalty its kind, its settings and its memory; and what a module computes by besides its tensors, if it says so
-    in `plastic_settings`, a dictionary (`trace_scale` of a `DHPSoftmax`, say). No code is kept, and none can be: who
-    reads the file makes the model and the penalty first. The optimizer's own state (momentum) is not part of it.
+    The file holds the parameters and buffers of `model.state_dict()`, traces included, from whatever device; the
+    penalty's kind, settings and state; and the `plastic_settings` of modules that have them, a dictionary of what they
+    compute with besides tensors (for example `trace_scale` of a `DHPSoftmax`). It holds no code: to load it, you build
+    the model and the penalty first. The optimizer's state (momentum) is not saved.
 
     Args:
-        path: the file. One that is there is replaced once the new one is complete.
+        path: the file; an existing one is replaced once the new one is complete.
         model: any module.
-        penalty: what protects it, if it is to go on learning.
-        about: anything of yours that JSON can hold, such as the names of the classes; `load_model` returns it.
+        penalty: the penalty that protects it, if it should continue to learn.
+        about: anything that JSON can hold, such as the names of the classes; `load_model` returns it.
 
     Example:
         >>> engram.save_model("model.safetensors", model, penalty, about={"classes": ["cat", "dog"]})
@@ -53,13 +53,17 @@ def save_model(
 
 
 def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = None) -> dict[str, Any]:
-    """Bring a model and its penalty to where `save_model` found them; returns what was said `about` them.
+    """Restore a model and its penalty from a file of `save_model`; returns what was saved as `about`.
 
-    The model must have the file's tensors: the same names, shapes and types, on any device; and its plastic heads the
-    settings that they had. The penalty must be of this model, and of the same kind and settings, none of which is
-    changed by this: set `penalty.strength` afterwards to go on with another. Without a penalty the model alone is read,
-    which is enough to predict. A file that does not fit, or is damaged, is refused in one sentence, and the model and
-    the penalty are then as they were.
+    The model must have the file's tensors, with the same names, shapes and types, on any device, and its plastic heads
+    must have the same settings. A file that does not fit, or is damaged, is refused in one sentence, and the model and
+    the penalty stay as they were.
+
+    Args:
+        path: the file.
+        model: a model built like the one that was saved.
+        penalty: a penalty of this model, of the same kind and settings. To continue with another strength, set
+            `penalty.strength` afterwards. Without it only the model is read, which is enough to predict.
 
     Example:
         >>> model = make_model()
@@ -69,8 +73,8 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
     path = Path(path)
     header, tensors = read_tensors(path, KIND, FORMAT)
     try:
-        about, tied, kept = dict(header["about"]), dict(header["tied"]), header["penalty"]
-        kind, settings = (None, {}) if kept is None else (str(kept["kind"]), dict(kept["settings"]))
+        about, tied, saved = dict(header["about"]), dict(header["tied"]), header["penalty"]
+        kind, settings = (None, {}) if saved is None else (str(saved["kind"]), dict(saved["settings"]))
         modules = {str(name): dict(own) for name, own in header.get("modules", {}).items()}  # older files have none
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a model of Engram, or is damaged ({reason(error)})") from error
@@ -80,29 +84,29 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
     if penalty is not None:
         _check_of_model(penalty, model)
         _check_penalty(path, penalty, kind, settings)
-    with _whole_or_as_it_was(model):
+    with _restored_on_failure(model):
         _load_state(path, model, {name: state[tied.get(name, name)] for name in own})
         if penalty is not None:
             try:
-                penalty.load_state_dict(_part(tensors, "penalty."))  # whole, or not at all
+                penalty.load_state_dict(_part(tensors, "penalty."))  # all or nothing
             except InputError as error:
                 raise InputError(f"{path} does not fit this penalty: {error}") from error
     return about
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """The live tensors of a model by name; those of a compiled one by the names that they had before."""
+    """The live tensors of a model by name, without the prefixes that torch.compile adds."""
     state = bare(model).state_dict(keep_vars=True)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise InputError(
-                f"a model file holds tensors alone, and {name!r} of this model is a {type(value).__name__}"
+                f"a model file can hold only tensors, and {name!r} of this model is a {type(value).__name__}"
             )
     return dict(state)
 
 
 def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What the modules say in `plastic_settings`, by their paths, as JSON gives it back."""
+    """The `plastic_settings` of the modules by their paths, as JSON gives them back."""
     found = {}
     for name, module in bare(model).named_modules():
         settings = getattr(module, "plastic_settings", None)
@@ -117,35 +121,37 @@ def _module_settings(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def _load_state(path: Path, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """As PyTorch loads, with the hooks of the modules; and seen to be what the file holds."""
+    """Load as PyTorch does, with the hooks of the modules, and check that the model then has the file's values."""
     model = bare(model)
     try:
         model.load_state_dict(state)
     except Exception as error:
-        said = str(error).splitlines()[-1].strip().split(". ")[0] if str(error) else type(error).__name__
-        raise InputError(f"{path} cannot be loaded into this {type(model).__name__}: {said}") from error
+        why = str(error).splitlines()[-1].strip().split(". ")[0] if str(error) else type(error).__name__
+        raise InputError(f"{path} cannot be loaded into this {type(model).__name__}: {why}") from error
     for name, tensor in _state(model).items():
         if bytes_of(tensor.detach().cpu().contiguous()) != bytes_of(state[name]):
-            raise InputError(f"{path} cannot be loaded: {name!r} of this {type(model).__name__} is not what was loaded")
+            raise InputError(
+                f"{path} cannot be loaded: {name!r} of this {type(model).__name__} does not have the loaded value"
+            )
 
 
 @contextmanager
-def _whole_or_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Whatever fails within, the model's tensors are then as they were."""
+def _restored_on_failure(model: nn.Module) -> Iterator[None]:
+    """If anything fails inside, give the model's tensors the values that they had."""
     live = [*model.parameters(), *model.buffers(), *_state(model).values()]
-    kept = [tensor.detach().clone() for tensor in live]
+    copies = [tensor.detach().clone() for tensor in live]
     try:
         yield
     except BaseException:
         with torch.no_grad():
-            for tensor, before in zip(live, kept, strict=True):
-                with suppress(RuntimeError):  # one that cannot be written was not
+            for tensor, before in zip(live, copies, strict=True):
+                with suppress(RuntimeError):  # a tensor that cannot be written was not changed
                     tensor.copy_(before)
         raise
 
 
 def _tied(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each further name of a tensor that has several, its first."""
+    """For tensors with several names: the first name for each of the others."""
     first: dict[int, str] = {}
     for name, tensor in state.items():
         first.setdefault(id(tensor), name)
@@ -157,7 +163,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
-    """Refuse a file that is of another model, and name the first tensor by which that is seen."""
+    """Refuse a file of another model, and name the first tensor that differs."""
 
     def refuse(name: str, what: str) -> InputError:
         return InputError(f"{path} is of another model: its tensor {shortened(name)} {what}")
@@ -173,12 +179,12 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
                 f"{path} cannot be loaded: elements of {name!r} share their memory, as in an expanded tensor"
             )
         if found.shape != tensor.shape:
-            raise refuse(name, f"has shape {tuple(found.shape)}, not {tuple(tensor.shape)}")
+            raise refuse(name, f"has the shape {tuple(found.shape)}, not {tuple(tensor.shape)}")
         if found.dtype != tensor.dtype:
             raise refuse(name, f"is of {found.dtype}, not {tensor.dtype}")
     for name in [*state, *tied]:
         if name not in own:
-            raise refuse(name, "is unknown to this one")
+            raise refuse(name, "is not in this one")
     ours = _tied(own)
     for name in own:
         if tied.get(name) != ours.get(name):
@@ -189,9 +195,9 @@ def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tens
             )
 
 
-def _check_modules(path: Path, own: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse a file whose modules computed by other settings: with the same tensors they are another function."""
-    for name, settings in kept.items():
+def _check_modules(path: Path, own: Mapping[str, Any], saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a file whose modules had other settings: with the same tensors they compute another function."""
+    for name, settings in saved.items():
         place = f"the module {shortened(name)}" if name else "the model"
         for setting, value in settings.items():
             there = f"{path} is of another model: {place} has {printable(setting[:SHOWN])}={shortened(value)} there"
@@ -202,47 +208,47 @@ def _check_modules(path: Path, own: Mapping[str, Any], kept: Mapping[str, Mappin
 
 
 def _check_of_model(penalty: Penalty, model: nn.Module) -> None:
-    """Refuse a penalty that protects other weights than this model's, or those that it had before it grew."""
+    """Refuse a penalty that protects weights of another model, or those that this one had before it grew."""
     own = {id(parameter) for parameter in model.parameters()}
     for name, parameter in penalty.parameters.items():
         if id(parameter) not in own:
             raise InputError(
-                f"this {type(penalty).__name__} is of another model: "
-                f"the weight {name!r} that it protects is not this one's"
+                f"this {type(penalty).__name__} belongs to another model: "
+                f"the weight {name!r} that it protects is not in this one"
             )
 
 
 def _settings(penalty: Penalty) -> dict[str, Any]:
-    """The numbers and words that a penalty was made with, as they are now; its memory says what it protects."""
+    """The settings of a penalty that are numbers or words, as they are now."""
     given = {name: getattr(penalty, name, None) for name in inspect.signature(type(penalty)).parameters}
     settings = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
     return settings | {"protect": "in-force" if penalty.fast else "slow"}
 
 
 def _check_penalty(path: Path, penalty: Penalty, kind: str | None, settings: Mapping[str, Any]) -> None:
-    """Refuse a memory that another penalty made: what it remembers would not mean here what it meant there."""
+    """Refuse the state of a penalty of another kind or with other settings: it would mean something else here."""
     if kind is None:
-        raise InputError(f"{path} holds no penalty's memory, for a {type(penalty).__name__} to go on with")
+        raise InputError(f"{path} holds no state of a penalty for this {type(penalty).__name__}")
     if kind != type(penalty).__name__:
-        raise InputError(f"{path} holds the memory of {printable(kind[:SHOWN])}, not of {type(penalty).__name__}")
-    usual = inspect.signature(type(penalty)).parameters
+        raise InputError(f"{path} holds the state of {printable(kind[:SHOWN])}, not of {type(penalty).__name__}")
+    defaults = inspect.signature(type(penalty)).parameters
     for name, value in _settings(penalty).items():
-        # an older file may be without a setting that came later
-        kept = settings[name] if name in settings else usual[name].default
-        if kept != value:
-            raise InputError(f"{path} is of {kind} with {name}={shortened(kept)}, not {value!r}")
+        # an older file may lack a newer setting
+        saved = settings[name] if name in settings else defaults[name].default
+        if saved != value:
+            raise InputError(f"{path} is of {kind} with {name}={shortened(saved)}, not {value!r}")
 
 
 def _checked_about(about: dict[str, Any] | None) -> dict[str, Any]:
-    """What the user says of the model, if JSON gives it back as it was: a key 0 would return as "0"."""
+    """What the user says about the model, if JSON gives it back as it was: a key 0 would come back as "0"."""
     if about is None:
         return {}
     try:
         returned = json.loads(json.dumps(about, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"about must be what JSON can hold: {error}") from error
+        raise InputError(f"about must be something that JSON can hold: {error}") from error
     if not isinstance(about, dict) or returned != about:
         raise InputError(
-            "about must be a dictionary of text keys that JSON gives back as it was, with lists for tuples"
+            "about must be a dictionary that JSON gives back as it was: with text keys, and lists for tuples"
         )
     return about
