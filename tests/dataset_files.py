@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.io
 
+from builders import assert_one_sentence
 from engram.common.errors import InputError
 
 FILE = "some/folder/file-ubyte"
@@ -39,10 +40,10 @@ def svhn(count: int = 4, **changes: object) -> bytes:
     return mat(**({"X": pixels, "y": labels} | changes))
 
 
-def assert_one_sentence(error: pytest.ExceptionInfo[InputError], *words: str, file: str = FILE) -> None:
+def assert_sentence_names(error: pytest.ExceptionInfo[InputError], *words: str, file: str = FILE) -> None:
+    """The error is one sentence that names a file and holds these words."""
     message = str(error.value)
     assert file in message
     for word in words:
         assert word in message
-    assert "\n" not in message
-    assert ". " not in message
+    assert_one_sentence(message)

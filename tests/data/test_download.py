@@ -18,7 +18,7 @@ import pooch
 import pytest
 from rich.console import Console
 
-from dataset_files import assert_one_sentence, cifar
+from dataset_files import assert_sentence_names, cifar
 from engram.common.errors import InputError
 from engram.data import download
 from engram.data.catalogue import Archive, File, Source
@@ -177,7 +177,7 @@ def test_dead_first_mirror(server: Server, tmp_path: Path) -> None:
         assert files_under(tmp_path) == {"made/train.bin", "made/test.bin"}
         with pytest.raises(InputError) as error:
             fetch(two_files(dead), tmp_path / "other", retry=ONCE)
-    assert_one_sentence(error, dead, "Connection refused", file="train.bin")
+    assert_sentence_names(error, dead, "Connection refused", file="train.bin")
 
 
 def test_retries_after_a_passing_failure(server: Server, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_failure_of_every_mirror_names_the_file_and_the_last_reason(server: Serv
     source = two_files(f"{server.url}/one/", f"{server.url}/two/")
     with pytest.raises(InputError) as error:
         fetch(source, tmp_path, retry=Retry(retries=1, pause_s=0))
-    assert_one_sentence(error, f"{server.url}/two/", "404", file="train.bin")
+    assert_sentence_names(error, f"{server.url}/two/", "404", file="train.bin")
     assert server.requests == {"/one/train.bin": 2, "/two/train.bin": 2}
     assert files_under(tmp_path) == set()
 
@@ -207,7 +207,7 @@ def test_wrong_checksum_is_refused(server: Server, tmp_path: Path) -> None:
     (tmp_path / "made" / "train.bin").write_bytes(b"what was there before")
     with pytest.raises(InputError) as error:
         fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
-    assert_one_sentence(error, md5(TRAIN), file="train.bin")
+    assert_sentence_names(error, md5(TRAIN), file="train.bin")
     assert files_under(tmp_path) == {"made/train.bin"}
     assert not list((tmp_path / "made").glob(".*"))
     assert (tmp_path / "made" / "train.bin").read_bytes() == b"what was there before"
@@ -231,7 +231,7 @@ def test_a_redirection_must_lead_to_the_very_file(server: Server, tmp_path: Path
     server.content["/elsewhere.bin"] = cifar(9, 9, 9)
     with pytest.raises(InputError) as error:
         fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
-    assert_one_sentence(error, server.url, file="train.bin")
+    assert_sentence_names(error, server.url, file="train.bin")
     assert files_under(tmp_path) == set()
     server.redirects["/train.bin"] = "/elsewhere.bin"
     server.content["/elsewhere.bin"] = TRAIN
@@ -244,7 +244,7 @@ def test_truncated_body_is_refused(server: Server, tmp_path: Path) -> None:
     server.cut.add("/train.bin")
     with pytest.raises(InputError) as error:
         fetch(two_files(f"{server.url}/"), tmp_path, retry=ONCE)
-    assert_one_sentence(error, server.url, file="train.bin")
+    assert_sentence_names(error, server.url, file="train.bin")
     assert files_under(tmp_path) == set()
 
 
@@ -302,7 +302,7 @@ def test_wrong_archive_leaves_nothing(server: Server, tmp_path: Path, content: b
     server.content["/all.tar.gz"] = content
     with pytest.raises(InputError) as error:
         fetch(packed(content, f"{server.url}/"), tmp_path, retry=ONCE)
-    assert_one_sentence(error, word, file="all.tar.gz")
+    assert_sentence_names(error, word, file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
 
@@ -351,7 +351,7 @@ def test_no_archive_writes_outside_or_beyond(server: Server, tmp_path: Path, con
     folder = tmp_path / "data"
     with pytest.raises(InputError) as error:
         fetch(packed(content, f"{server.url}/"), folder, retry=ONCE)
-    assert_one_sentence(error, word, file="all.tar.gz")
+    assert_sentence_names(error, word, file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
 
@@ -361,7 +361,7 @@ def test_an_archive_cannot_fill_the_memory(server: Server, tmp_path: Path, monke
     monkeypatch.setattr(download, "MAX_BYTES", 50_000)
     with pytest.raises(InputError) as error:
         fetch(packed(content, f"{server.url}/"), tmp_path, retry=ONCE)
-    assert_one_sentence(error, "more than 50000 bytes", file="all.tar.gz")
+    assert_sentence_names(error, "more than 50000 bytes", file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
 
@@ -369,7 +369,7 @@ def test_archive_with_another_checksum_is_not_opened(server: Server, tmp_path: P
     server.content["/all.tar.gz"] = tar(("made/train.bin", TRAIN), ("made/test.bin", TEST))
     with pytest.raises(InputError) as error:
         fetch(packed(b"the published one", f"{server.url}/"), tmp_path, retry=ONCE)
-    assert_one_sentence(error, md5(b"the published one"), file="all.tar.gz")
+    assert_sentence_names(error, md5(b"the published one"), file="all.tar.gz")
     assert files_under(tmp_path) == set()
 
 
@@ -377,7 +377,7 @@ def test_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError) as error:
         fetch(two_files(f"{server.url}/"), tmp_path / "file", retry=ONCE)
-    assert_one_sentence(error, "cannot be written", file=str(tmp_path / "file"))
+    assert_sentence_names(error, "cannot be written", file=str(tmp_path / "file"))
 
 
 def test_embedded_dataset_needs_no_download() -> None:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset_files import FILE, assert_one_sentence, cifar, idx_images, idx_labels, mat, svhn
+from dataset_files import FILE, assert_sentence_names, cifar, idx_images, idx_labels, mat, svhn
 from engram.common.errors import InputError
 from engram.data import formats
 from engram.data.formats import (
@@ -61,7 +61,7 @@ def test_idx_labels_keep_every_label() -> None:
 def test_wrong_idx_images(content: bytes, words: list[str]) -> None:
     with pytest.raises(InputError) as error:
         parse_idx_images(content, FILE)
-    assert_one_sentence(error, *words)
+    assert_sentence_names(error, *words)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_wrong_idx_images(content: bytes, words: list[str]) -> None:
 def test_wrong_idx_labels(content: bytes, words: list[str]) -> None:
     with pytest.raises(InputError) as error:
         parse_idx_labels(content, FILE)
-    assert_one_sentence(error, *words)
+    assert_sentence_names(error, *words)
 
 
 @given(
@@ -128,7 +128,7 @@ def test_cifar_splits_records_into_labels_and_planes() -> None:
 def test_wrong_cifar(content: bytes, words: list[str]) -> None:
     with pytest.raises(InputError) as error:
         parse_cifar(content, FILE)
-    assert_one_sentence(error, *words)
+    assert_sentence_names(error, *words)
 
 
 def test_svhn_turns_images_and_reads_ten_as_zero() -> None:
@@ -168,7 +168,7 @@ def test_svhn_turns_images_and_reads_ten_as_zero() -> None:
 def test_wrong_svhn(content: bytes, words: list[str]) -> None:
     with pytest.raises(InputError) as error:
         parse_svhn(content, FILE)
-    assert_one_sentence(error, *words)
+    assert_sentence_names(error, *words)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -190,7 +190,7 @@ def test_svhn_with_a_compression_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "MAX_BYTES", 9000)
     with pytest.raises(InputError) as error:
         parse_svhn(stream.getvalue(), FILE)
-    assert_one_sentence(error, "more than 9000 bytes")
+    assert_sentence_names(error, "more than 9000 bytes")
 
 
 def test_svhn_declared_shape_is_compared_with_the_bytes() -> None:
@@ -199,7 +199,7 @@ def test_svhn_declared_shape_is_compared_with_the_bytes() -> None:
     content[at + 12 : at + 16] = struct.pack("<I", 2**30)
     with pytest.raises(InputError) as error:
         parse_svhn(bytes(content), FILE)
-    assert_one_sentence(error, "1073741824", "12288 bytes")
+    assert_sentence_names(error, "1073741824", "12288 bytes")
 
 
 @given(st.data())
@@ -235,7 +235,7 @@ def test_gunzip_undoes_gzip() -> None:
 def test_wrong_gzip(content: bytes, words: list[str]) -> None:
     with pytest.raises(InputError) as error:
         gunzip(content, FILE)
-    assert_one_sentence(error, *words)
+    assert_sentence_names(error, *words)
 
 
 def test_gunzip_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_gunzip_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(gunzip(gzip.compress(bytes(10_000), mtime=0), FILE)) == 10_000
     with pytest.raises(InputError) as error:
         gunzip(gzip.compress(bytes(10_001), mtime=0), FILE)
-    assert_one_sentence(error, "more than 10000 bytes")
+    assert_sentence_names(error, "more than 10000 bytes")
 
 
 def test_read_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +254,13 @@ def test_read_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path.write_bytes(bytes(101))
     with pytest.raises(InputError) as error:
         read_file(path)
-    assert_one_sentence(error, "larger than 100 bytes", file=str(path))
+    assert_sentence_names(error, "larger than 100 bytes", file=str(path))
 
 
 def test_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read_file(tmp_path)
-    assert_one_sentence(error, "cannot be read", file=str(tmp_path))
+    assert_sentence_names(error, "cannot be read", file=str(tmp_path))
 
 
 def test_join_pairs_images_with_labels() -> None:
@@ -283,4 +283,4 @@ def test_join_refuses_different_counts() -> None:
     ]
     with pytest.raises(InputError) as error:
         join(parts)
-    assert_one_sentence(error, "the-labels", "3 images", "2 labels")
+    assert_sentence_names(error, "the-labels", "3 images", "2 labels")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataset_files import assert_one_sentence, cifar, idx_images, idx_labels, svhn
+from dataset_files import assert_sentence_names, cifar, idx_images, idx_labels, svhn
 from engram.common.errors import InputError
 from engram.data.catalogue import SOURCES, File, Source
 from engram.data.formats import parse_cifar
@@ -147,11 +147,11 @@ def test_missing_file_names_the_command(made_up: Path, monkeypatch: pytest.Monke
     assert is_present("svhn", made_up)
     with pytest.raises(InputError) as error:
         load("mnist", made_up)
-    assert_one_sentence(error, f"`engram data fetch mnist --data {made_up}`", file=str(missing))
+    assert_sentence_names(error, f"`engram data fetch mnist --data {made_up}`", file=str(missing))
     monkeypatch.setenv("ENGRAM_DATA", str(made_up))
     with pytest.raises(InputError) as error:
         load("mnist")
-    assert_one_sentence(error, "`engram data fetch mnist`", file=str(missing))
+    assert_sentence_names(error, "`engram data fetch mnist`", file=str(missing))
     assert [found.state for found in check("mnist", made_up)] == ["structure"] * 3 + ["missing"]
 
 
@@ -168,7 +168,7 @@ def test_wrong_file_is_named_by_load_and_check(made_up: Path, path: str, content
     (made_up / path).write_bytes(content)
     with pytest.raises(InputError) as error:
         load("mnist", made_up)
-    assert_one_sentence(error, word, file=str(made_up / path))
+    assert_sentence_names(error, word, file=str(made_up / path))
     (problem,) = (found for found in check("mnist", made_up) if found.state != "structure")
     assert problem.path == made_up / path
     assert problem.bytes == len(content)
@@ -181,13 +181,13 @@ def test_a_folder_in_place_of_a_file(made_up: Path) -> None:
     path.mkdir()
     with pytest.raises(InputError) as error:
         load("svhn", made_up)
-    assert_one_sentence(error, "cannot be read", file=str(path))
+    assert_sentence_names(error, "cannot be read", file=str(path))
 
 
 def test_unknown_name() -> None:
     with pytest.raises(InputError, match=r"no dataset 'CIFAR10' \(did you mean cifar-10\?\), only mnist, ") as error:
         load("CIFAR10")
-    assert_one_sentence(error, *SOURCES, file="CIFAR10")
+    assert_sentence_names(error, *SOURCES, file="CIFAR10")
     with pytest.raises(InputError, match="no dataset 'words', only mnist, "):
         check("words")
 
@@ -211,13 +211,13 @@ def test_data_folder_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_named_folder_must_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as error:
         existing_folder(tmp_path / "nowhere")
-    assert_one_sentence(error, "does not exist", file=str(tmp_path / "nowhere"))
+    assert_sentence_names(error, "does not exist", file=str(tmp_path / "nowhere"))
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("ENGRAM_DATA", str(file))
     with pytest.raises(InputError) as error:
         load("mnist")
-    assert_one_sentence(error, "$ENGRAM_DATA", "is not a folder", file=str(file))
+    assert_sentence_names(error, "$ENGRAM_DATA", "is not a folder", file=str(file))
 
 
 def test_import_stays_cheap() -> None:

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, files, seeds."""
+"""Errors, files, seeds and registries, which all other rooms use."""

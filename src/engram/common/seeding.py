@@ -1,7 +1,7 @@
 """Everything random is a function of (seed, purpose, trial, task, epoch), never of what ran before.
 
-So trial 7 draws the same numbers alone or among ten, on one device or another, and two methods of one
-trial start from the same weights and see the same batches: they can be compared in pairs.
+So trial 7 draws the same numbers alone or among ten, on any device, and two methods start a trial from the same weights
+and see the same batches: they can be compared in pairs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ import hashlib
 import torch
 
 
-def derive_seed(seed: int, purpose: str, *place: int) -> int:
-    """A 63-bit seed for one purpose (a word) at one place (trial, task, epoch)."""
-    text = "/".join(["engram", str(seed), purpose, *map(str, place)])
+def derive_seed(seed: int, purpose: str, *position: int) -> int:
+    """A 63-bit seed for one purpose at one position.
+
+    Args:
+        seed: of the experiment.
+        purpose: a word such as "weights".
+        position: trial, task and epoch, as far as the numbers depend on them.
+    """
+    text = "/".join(["engram", str(seed), purpose, *map(str, position)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def generator(seed: int, purpose: str, *place: int) -> torch.Generator:
+def generator(seed: int, purpose: str, *position: int) -> torch.Generator:
     """A generator on the CPU, so that its numbers do not depend on the device."""
-    return torch.Generator().manual_seed(derive_seed(seed, purpose, *place))
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, *position))

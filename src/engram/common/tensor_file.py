@@ -1,8 +1,8 @@
-"""Tensors with a JSON header in one safetensors file: no code can be hidden in it, and damage does not go unseen.
+"""Tensors with a JSON header in one safetensors file: it can hold no code, and damage is detected.
 
-What Engram keeps of a network (checkpoints of a run, models of one's own) is such a file. Its header is under
-`engram` in the metadata of the file, which every reader of safetensors can show; it says of what kind the file is, by
-which format it was written, and holds a checksum of all that is in it.
+Engram saves networks (checkpoints of a run, a user's models) in such files. The header is under `engram` in the file's
+metadata, which every reader of safetensors can show. It names the kind of the file and its format version, and holds a
+checksum of everything in it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,41 @@ from engram.common.files import write_or_refuse
 
 
 def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file of a kind, whole or not at all. `header` is anything that JSON can hold."""
+    """Write a file, whole or not at all.
+
+    Args:
+        path: the file, which is replaced if it exists.
+        kind: what the file holds, in words: "model".
+        form: the version of its format.
+        header: anything that JSON can hold.
+        tensors: by name.
+
+        write_tensors(Path("a.engram"), "model", 1, {"classes": 10}, model.state_dict())
+    """
     described = {**header, "kind": kind, "format": form}
-    on_host = _apart({name: _on_host(name, tensor) for name, tensor in tensors.items()})
+    on_host = _separate({name: _on_host(name, tensor) for name, tensor in tensors.items()})
     with_sum = json.dumps({**described, "checksum": _checksum(described, on_host)}, allow_nan=False)
     try:
         content = save(on_host, {"engram": with_sum})
-    except KeyError as error:  # of a type that safetensors does not have
-        raise InputError(f"{error} cannot be kept in a file of tensors") from error
+    except KeyError as error:  # a type that safetensors does not have
+        raise InputError(f"{error} cannot be saved in a file of tensors") from error
     write_or_refuse(path, content)
 
 
 def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors of a file of a kind; one that is another, damaged, or of a later format is refused whole."""
+    """The header and tensors of a file. A file of another kind, a damaged one or one of a later format is refused.
+
+    Args:
+        path: a file that `write_tensors` wrote.
+        kind: what the file must hold.
+        newest: the newest version of the format that can be read.
+    """
     article = "an" if kind[0] in "aeiou" else "a"
     try:
-        path.open("rb").close()  # safetensors would say of every file that it cannot open that there is none
+        path.open("rb").close()  # safetensors reports every file that it cannot open as missing
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["engram"])
-            # cloned, since they lie in the file as they come, and sums over memory that is not aligned round otherwise
+            # Cloned, because tensors in the file may not be aligned, and sums over unaligned memory round differently.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - no dictionary
         if header["kind"] != kind:
             raise ValueError(f"it is of the kind {shortened(header['kind'])}")
@@ -63,19 +79,19 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
 def _on_host(name: str, tensor: Tensor) -> Tensor:
     try:
         return tensor.detach().cpu().contiguous()
-    except (RuntimeError, ValueError) as error:  # sparse, without values, or not yet of any shape
-        raise InputError(f"the tensor {name!r} cannot be kept in a file: {reason(error)}") from error
+    except (RuntimeError, ValueError) as error:  # sparse, on the meta device, or uninitialised
+        raise InputError(f"the tensor {name!r} cannot be saved in a file: {reason(error)}") from error
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each with memory of its own: a file has no views, and two names of one tensor are two in it."""
-    apart: dict[str, Tensor] = {}
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, each with its own memory: a file has no views, and two names of one tensor become two tensors."""
+    separate: dict[str, Tensor] = {}
     taken = set()
     for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if place in taken else tensor
-        taken.add(place)
-    return apart
+        address = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if address in taken else tensor
+        taken.add(address)
+    return separate
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
@@ -87,5 +103,5 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """Its values as they lie in memory, also of types that NumPy does not have."""
+    """The values as they are in memory, also for types that NumPy does not have."""
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

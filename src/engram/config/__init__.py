@@ -1,1 +1,1 @@
-"""The settings of a run, and the paper's values of them."""
+"""The settings of an experiment, and the paper's values for them."""

@@ -1,1 +1,1 @@
-"""Real datasets, the streams of tasks made from them, and the batches of a task."""
+"""Datasets, the streams of tasks that are made from them, and the batches of a task."""
