@@ -1,8 +1,10 @@
-"""Faults: whatever a machine or a person does, nothing that was complete is lost, and a sentence says what to do."""
+"""Faults: whatever a machine or a person does, no finished result is lost, and a sentence says what to do."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import itertools
 import json
 import os
 import resource
@@ -10,65 +12,67 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from builders import small_digits
-from engram import InputError, Progress, preset
+from builders import assert_results_equal, files_in, small_digits, wait_for
+from engram import InputError, preset
 from engram.cli.main import main
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.engine.checkpoint import CheckpointFolder
+from engram.engine.progress import Progress, Report, no_report
+from engram.engine.runtime import Runtime
 from engram.report.html.run_page import time_taken
-from engram.runs.experiment import Setting
-from engram.runs.folder import claimed
-from engram.runs.result import Result, read_run
-from engram.runs.start import default_folder, resume_methods, run_methods
+from engram.runs.folder import RunFolder, claimed
+from engram.runs.result import Result
+from engram.runs.run import Run, read_run
+from engram.runs.start import default_folder, resume_run, start_run
 
 SOURCE = Path(__file__).parents[2] / "src"
 COMMAND = ["run", "split-mnist", "--dataset", "mnist-small", "--methods", "si,dhp+mas", "--trials", "2", "--epochs",
            "3", "--set", "hidden=[12]", "--set", "max_samples=1000", "--set", "batch_size=10"]  # fmt: skip
 
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 
-def configs() -> list[Config]:
+
+def configs() -> dict[str, Config]:
     small = {"dataset": "mnist-small", "num_tasks": 3, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 10}
-    return [preset("permuted-mnist", method, **small) for method in ("si", "dhp")]
+    return {method: preset("permuted-mnist", method, **small) for method in ("si", "dhp")}
 
 
-def begin(folder: Path, report: Callable[[Progress], None] = lambda progress: None, **options: object) -> list[Result]:
-    setting = Setting("cpu", **options)
-    return run_methods(
-        configs(), [small_digits(300, 60)], folder, command="x", setting=setting, seconds_between=0, report=report
-    )
+def start(folder: Path, report: Report = no_report, **options: Any) -> Run:
+    """A run that is saved at every position."""
+    options = {"runtime": Runtime("cpu"), "seconds_between": 0} | options
+    return start_run(configs(), [small_digits(300, 60)], folder, command="x", report=report, **options)
 
 
-def go_on(folder: Path, **options: object) -> list[Result]:
-    return resume_methods(folder, [small_digits(300, 60)], seconds_between=0, **options)
+def resume(folder: Path, **options: Any) -> Run:
+    return resume_run(folder, [small_digits(300, 60)], **{"seconds_between": 0} | options)
 
 
 def results_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("*/*"))}
+    return {name: (folder / name).read_bytes() for name in ("results.json", "dynamics.csv")}
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run to which nothing happened."""
+    """The run to which nothing happens."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    begin(folder)
+    start(folder)
     return folder
 
 
 class After:
-    """Does something when a run has come so far, once; and keeps what was noted."""
+    """Does something once, when a run has come so far; and records the notes."""
 
-    def __init__(self, share: float, act: Callable[[], None]):
-        self.share = share
+    def __init__(self, done: float, act: Callable[[], None]):
+        self.done = done
         self.act = act
         self.acted = False
         self.notes: list[str] = []
@@ -76,7 +80,7 @@ class After:
     def __call__(self, progress: Progress) -> None:
         if progress.note:
             self.notes.append(progress.note)
-        if progress.share > self.share and not self.acted:
+        if progress.done > self.done and not self.acted:
             self.acted = True
             self.act()
 
@@ -97,117 +101,153 @@ def full_for(patch: pytest.MonkeyPatch, *names: str) -> None:
     patch.setattr(os, "fsync", fsync)
 
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
-
-
-def test_a_full_disk_costs_no_result(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither checkpoints nor results can be written for a while; the run goes on and is whole in the end."""
+def test_full_disk_loses_no_result(tmp_path: Path, whole: Path) -> None:
+    """Neither checkpoints nor results can be written for a while; the run continues and is complete in the end."""
     with pytest.MonkeyPatch.context() as patch:
-        after = After(0.1, lambda: full_for(patch, "safetensors", "accuracy.json"))
+        full = After(0.1, lambda: full_for(patch, "safetensors", "results.json"))
         room = After(0.8, patch.undo)
-        begin(tmp_path / "run", lambda progress: (after(progress), room(progress)))
-    assert any(note.startswith("where the run stands could not be kept: No space left") for note in after.notes)
-    assert any(note.endswith("No space left on device; the run goes on") for note in after.notes)
+        start(tmp_path / "run", lambda progress: (full(progress), room(progress)))
+    assert any(note.startswith("the checkpoint cannot be written: No space left") for note in full.notes)
+    assert any(note.startswith("the results so far cannot be written") for note in full.notes)
     assert "No space left on device" in (tmp_path / "run" / "log.txt").read_text()
     assert results_in(tmp_path / "run") == results_in(whole)
 
 
-def test_what_cannot_be_written_in_the_end_is_put_elsewhere(
+def test_results_that_cannot_be_written_in_the_end_are_written_elsewhere(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     (tmp_path / "elsewhere").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        after = After(0.5, lambda: full_for(patch, str(tmp_path / "run")))
-        with pytest.raises(InputError, match="No space left on device; they are in ") as told:
-            begin(tmp_path / "run", after)
+        full = After(0.5, lambda: full_for(patch, str(tmp_path / "run")))
+        with pytest.raises(InputError, match="No space left on device; they are in ") as error:
+            start(tmp_path / "run", full)
     (rescued,) = (tmp_path / "elsewhere").iterdir()
-    assert f"`engram table {rescued}` shows them" in str(told.value)
+    assert f"`engram table {rescued}` shows them" in str(error.value)
     assert results_in(rescued) == results_in(whole)
-    assert "finished" in read_run(rescued)[0]
-    go_on(tmp_path / "run")  # there is room again
+    assert read_run(rescued).finished
+    resume(tmp_path / "run")  # there is room again
     assert results_in(tmp_path / "run") == results_in(whole)
 
 
 @pytest.mark.parametrize("then", ["nothing is there", "another run is there"])
-def test_a_folder_that_vanished_is_not_made_again(
+def test_folder_that_was_removed_is_not_made_again(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """Whoever removed it may have begun something else in its place."""
+    """Whoever removed it may have started something else in its place."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / "run"
 
-    def vanish() -> None:
+    def remove() -> None:
         shutil.rmtree(folder)
         if then == "another run is there":
-            (folder / "si").mkdir(parents=True)
-            for name in ("log.txt", "run.json", "si/config.toml"):
+            folder.mkdir()
+            for name in ("log.txt", "run.json", "results.json"):
                 (folder / name).write_text("another's")
 
-    after = After(0.5, vanish)
     with pytest.raises(InputError, match="the folder was removed; they are in"):
-        begin(folder, after)
+        start(folder, After(0.5, remove))
     (rescued,) = tmp_path.glob("engram-run-*")
     assert results_in(rescued) == results_in(whole)
     if then == "nothing is there":
         assert not folder.exists()
     else:
-        assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == [
-            "log.txt",
-            "run.json",
-            "si/config.toml",
-        ]
-        assert {path.read_text() for path in folder.rglob("*") if path.is_file()} == {"another's"}
+        assert files_in(folder) == dict.fromkeys(("log.txt", "results.json", "run.json"), b"another's")
 
 
 @pytest.fixture
-def nobody(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Becomes nobody, who may write only where all may, and at last root again."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, to become nobody")
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    try:
-        yield lambda: os.seteuid(65534)
-    finally:
-        os.seteuid(0)
+def obeying_permissions() -> Iterator[None]:
+    """Give up root's right to write where nobody may; whoever is not root does not have it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the version of the call; this thread, and threads that it starts
+    capabilities = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, capabilities) == 0
+    before = capabilities[0]
+    capabilities[0] &= ~(1 << 1)  # CAP_DAC_OVERRIDE, of those in effect
+    assert libc.capset(header, capabilities) == 0
+    yield
+    capabilities[0] = before
+    assert libc.capset(header, capabilities) == 0
 
 
-def test_a_folder_that_is_read_only_is_told_in_a_sentence(
-    tmp_path: Path, whole: Path, nobody: Callable[[], None]
-) -> None:
-    nobody()
+def test_read_only_folder_is_refused_in_a_sentence(tmp_path: Path, obeying_permissions: None) -> None:
+    tmp_path.chmod(0o555)
     with pytest.raises(InputError, match=r"cannot write to .*run: Permission denied"):
-        begin(tmp_path / "run")
+        start(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+    tmp_path.chmod(0o755)
 
 
-def test_a_folder_that_becomes_read_only_costs_no_result(
-    tmp_path: Path, whole: Path, nobody: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+def test_folder_that_becomes_read_only_loses_no_result(
+    tmp_path: Path, whole: Path, obeying_permissions: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    elsewhere.chmod(0o777)
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
-    after = After(0.5, nobody)
+
+    def change_mode(mode: int) -> None:
+        for each in (folder, folder / "checkpoints"):
+            each.chmod(mode)
+
+    after = After(0.5, lambda: change_mode(0o555))
     with pytest.raises(InputError, match=r"cannot be written to .*run: Permission denied; they are in"):
-        begin(tmp_path / "run", after)
-    assert any("could not be kept: " in note and "Permission denied" in note for note in after.notes)
-    os.seteuid(0)
+        start(folder, after)
+    assert any("checkpoint cannot be written: " in note and "Permission denied" in note for note in after.notes)
     (rescued,) = elsewhere.iterdir()
     assert results_in(rescued) == results_in(whole)
-    go_on(tmp_path / "run")
-    assert results_in(tmp_path / "run") == results_in(whole)
+    change_mode(0o755)
+    resume(folder)
+    assert results_in(folder) == results_in(whole)
+
+
+def test_a_tenth_of_the_time_is_spent_on_writing_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of a thousand tasks are large: a run with short tasks does not write them after each."""
+    clock, written = 1000.0, []
+
+    def write(folder: Path, results: object, *more: object) -> None:
+        nonlocal clock
+        written.append(clock)
+        clock += 2.0
+
+    monkeypatch.setattr("engram.runs.folder.time.monotonic", lambda: clock)
+    monkeypatch.setattr("engram.runs.folder.write_results", write)
+    with claimed(tmp_path / "run") as file:
+        folder = RunFolder(tmp_path / "run", file, configs())
+        for _ in range(600):
+            clock += 0.1
+            assert folder.save(dict) is None
+    gaps = [later - earlier for earlier, later in itertools.pairwise(written)]
+    assert len(written) == 4
+    assert all(20.0 <= gap < 20.2 for gap in gaps), gaps
+
+
+def test_results_that_could_not_be_written_are_written_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tries = 1000.0, []
+
+    def write(folder: Path, results: dict[str, Result], *more: object) -> None:
+        tries.append(clock)
+        if clock < 1003:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("engram.runs.folder.time.monotonic", lambda: clock)
+    monkeypatch.setattr("engram.runs.folder.write_results", write)
+    with claimed(tmp_path / "run") as file:
+        folder = RunFolder(tmp_path / "run", file, configs())
+        problems = [folder.save(dict, new=True)]
+        while clock < 1010:
+            clock += 0.25
+            problems.append(folder.save(dict, new=False))
+    assert tries == [1000, 1001, 1002, 1003]
+    assert sum(problem is not None for problem in problems) == 3
 
 
 # --- processes
 
 
 def process(
-    *arguments: object, limit: int | None = None, places: dict[str, Path] | None = None, **options: object
+    *arguments: object, limit: int | None = None, folders: dict[str, Path] | None = None, **options: Any
 ) -> subprocess.Popen[str]:
-    """The command, as a person starts it; `limit` is the largest file that the system lets it write."""
+    """The command, as a person starts it; `limit` is the size of the largest file that it may write."""
 
     def prepare() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
@@ -215,7 +255,7 @@ def process(
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    environment |= {name: str(place) for name, place in (places or {}).items()}
+    environment |= {name: str(path) for name, path in (folders or {}).items()}
     return subprocess.Popen(
         [sys.executable, "-m", "engram", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -227,25 +267,22 @@ def process(
     )
 
 
-def wait_until(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    for _ in range(2400):
-        if condition():
-            return
-        assert running.poll() is None, running.communicate()
-        time.sleep(0.025)
-    raise AssertionError("it took too long")
+def wait_until_started(folder: Path, running: subprocess.Popen[str]) -> None:
+    plan = folder / "checkpoints" / "plan.json"
+    wait_for(plan.exists, still_running=lambda: running.poll() is None)
+    assert running.poll() is None, running.communicate()
 
 
 @pytest.fixture(scope="module")
 def commanded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command leaves, to which nothing happened."""
+    """What the command leaves if nothing happens."""
     folder = tmp_path_factory.mktemp("commanded") / "run"
     assert command(*COMMAND, "--out", folder) is None
     return folder
 
 
 def command(*arguments: object) -> object:
-    """The same in this process; returns the exit code."""
+    """Run a command in this process; returns the exit code."""
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     return ended.value.code
@@ -253,34 +290,34 @@ def command(*arguments: object) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_once_is_to_stop_and_keep(
+def test_first_interrupt_saves_and_stops(
     commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, code: int
 ) -> None:
     folder = tmp_path / "run"
     running = process(*COMMAND, "--out", folder)
-    wait_until(lambda: (folder / "checkpoints" / "plan.json").exists(), running)
+    wait_until_started(folder, running)
     time.sleep(0.3)
     running.send_signal(number)
     _, err = running.communicate(timeout=30)
     first, last = err.splitlines()
     assert running.returncode == code
-    assert first == ("engram: stopping: finishing and saving the current steps; press Ctrl-C again to stop at once")
+    assert first == "engram: stopping: finishing and saving the current steps; press Ctrl-C again to stop at once"
     assert last == f"engram: stopped; `engram run --resume {folder}` resumes it"
-    assert CheckpointFolder(folder).kept_any
+    assert CheckpointFolder(folder / "checkpoints").any_saved
     assert command("run", "--resume", folder) is None
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "goes on from task" in captured.out
+    assert "resumes at task" in captured.out
     assert results_in(folder) == results_in(commanded)
 
 
 @pytest.mark.slow
-def test_twice_is_to_stop_at_once(tmp_path: Path) -> None:
-    """Here the steps take minutes, so that the first is still being waited for."""
+def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    """The steps take minutes here, so that the first interrupt is still waiting for them."""
     folder = tmp_path / "run"
     large = ["--set", "hidden=[4000,4000]", "--set", "batch_size=1000", "--epochs", "1000"]
     running = process(*COMMAND, *large, "--out", folder)
-    wait_until(lambda: (folder / "checkpoints" / "plan.json").exists(), running)
+    wait_until_started(folder, running)
     time.sleep(0.5)
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
@@ -294,95 +331,89 @@ def test_twice_is_to_stop_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_the_system_says_is_full(commanded: Path, tmp_path: Path) -> None:
+def test_command_on_a_full_disk(commanded: Path, tmp_path: Path) -> None:
     """No file may be larger than 4 kB, which results are and settings are not."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    running = process(*COMMAND, "--out", folder, limit=4096, places={"TMPDIR": elsewhere, "HOME": elsewhere})
+    running = process(*COMMAND, "--out", folder, limit=4096, folders={"TMPDIR": elsewhere, "HOME": elsewhere})
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
     assert err.count("\n") == 1
-    assert "File too large; nor elsewhere, so that they are lost; `engram run --resume" in err
+    assert "File too large; nor elsewhere, so they are lost; `engram run --resume" in err
     assert list(elsewhere.iterdir()) == [], "no empty folder is left there"
-    assert json.loads((folder / "run.json").read_text())["methods"] == ["si", "dhp+mas"]
+    assert list(json.loads((folder / "run.json").read_text())["configs"]) == ["si", "dhp+mas"]
     assert not list(folder.rglob(".*")), "no half of a file is left"
     assert command("run", "--resume", folder) is None
     assert results_in(folder) == results_in(commanded)
 
 
 @pytest.mark.slow
-def test_two_processes_on_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_process_on_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     first = process(*COMMAND, "--epochs", "100", "--out", folder)
-    wait_until(lambda: (folder / "checkpoints" / "plan.json").exists(), first)
+    wait_until_started(folder, first)
     before = {path.name for path in folder.rglob("*")}
     for arguments in ([*COMMAND, "--out", folder], ["run", "--resume", folder]):
         assert command(*arguments) == 2
         err = capsys.readouterr().err
-        assert "already holds a run" in err or "another process is using the run in" in err
+        assert "already holds a run" in err or "another process" in err
     assert before <= {path.name for path in folder.rglob("*")}
-    assert first.poll() is None, "the first goes on"
+    assert first.poll() is None, "the first continues"
     first.kill()
     first.communicate()
 
 
-# --- the moment before a run begins
+# --- killed before the start
 
 
-def test_a_run_that_was_killed_before_it_began_is_begun_again(tmp_path: Path, whole: Path) -> None:
+def test_run_that_was_killed_before_it_started_can_be_started_again(tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
-    (folder / "si").mkdir(parents=True)
+    folder.mkdir(parents=True)
     for name in ("run.json", "log.txt"):
         (folder / name).touch()
-    (folder / "si" / "config.toml").write_text("half of o")
-    with pytest.raises(InputError, match="stopped before it began: start it again"):
-        go_on(folder)
-    begin(folder)
+    with pytest.raises(InputError, match="stopped before it started: start it again"):
+        resume(folder)
+    start(folder)
     assert results_in(folder) == results_in(whole)
     with pytest.raises(InputError, match="already holds a run"), claimed(folder):
         pass
 
 
-def test_a_claim_of_another_process_is_not_taken_over(tmp_path: Path) -> None:
-    with claimed(tmp_path / "run"), pytest.raises(InputError, match="another process is at work"):
-        begin(tmp_path / "run")
+def test_folder_that_another_process_has_claimed_is_refused(tmp_path: Path) -> None:
+    with claimed(tmp_path / "run"), pytest.raises(InputError, match="another process"):
+        start(tmp_path / "run")
 
 
-# --- stopping
+# --- stopped
 
 
-def test_a_run_can_be_stopped_at_any_time_and_goes_on(tmp_path: Path, whole: Path) -> None:
+def test_run_can_be_stopped_at_any_time_and_resumed(tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
-    last = -1.0
     with pytest.raises(Stopped):  # before anything was learned
-        begin(folder, stop_asked=lambda: True)
-    for share in (0.05, 0.3, 0.5, 0.95):
-        after = After(share, lambda: None)
-
-        def asked(after: After = after) -> bool:
-            return after.acted
-
-        with pytest.raises(Stopped):  # no checkpoint is due: what is kept is kept because it stops
-            resume_methods(folder, [small_digits(300, 60)], seconds_between=1000, stop_asked=asked, report=after)
-        ((place, *_),) = [_places(folder)]
-        assert place > last
-        last = place
-    go_on(folder)
+        start(folder, stop_asked=lambda: True)
+    before = (-1, 0, 0, 0.0)
+    for done in (0.05, 0.3, 0.5, 0.95):
+        after = After(done, lambda: None)
+        with pytest.raises(Stopped):  # no checkpoint is due: it is saved because the run stops
+            resume(folder, seconds_between=1000, stop_asked=lambda after=after: after.acted, report=after)
+        position = saved_position(folder)
+        assert position > before
+        before = position
+    resume(folder)
     assert results_in(folder) == results_in(whole)
 
 
-def _places(folder: Path) -> list[float]:
+def saved_position(folder: Path) -> tuple[int, int, int, float]:
     from safetensors import safe_open
 
     with safe_open(folder / "checkpoints" / "stack-0.safetensors", framework="np") as file:
-        task, epoch, _, part, *_ = json.loads(file.metadata()["engram"])["place"]
-    return [task + epoch / 10 + part / 100]
+        return tuple(json.loads(file.metadata()["engram"])["position"])
 
 
 # --- clocks
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_that_jumps_changes_nothing(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two years back in the middle of a run, and as far ahead."""
 
     class Jumping(datetime):
@@ -401,23 +432,24 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, whole: Path, monkeyp
         Jumping.years = years
 
     back, ahead = After(0.3, lambda: jump(-2)), After(0.6, lambda: jump(2))
-    begin(tmp_path / "run", lambda progress: (back(progress), ahead(progress)))
+    start(tmp_path / "run", lambda progress: (back(progress), ahead(progress)))
     assert back.acted
     assert ahead.acted
     assert results_in(tmp_path / "run") == results_in(whole)
     jump(-2)
-    begin(tmp_path / "later")
-    about, results = read_run(tmp_path / "later")
-    assert about["started"] < read_run(whole)[0]["started"], "the clock was set back"
-    assert np.array_equal(results[0].accuracy, read_run(whole)[1][0].accuracy, equal_nan=True)
+    later, reference = start(tmp_path / "later"), read_run(whole)
+    assert later.about["started"] < reference.about["started"], "the clock was set back"
+    assert_results_equal(later.results, reference.results)
 
 
-def test_a_time_that_a_clock_made_negative_is_not_shown() -> None:
+def test_negative_duration_is_not_shown() -> None:
     assert time_taken({"started": "2026-01-01T00:00:10+00:00", "finished": "2026-01-01T00:00:00+00:00"}) == ""
     assert time_taken({"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:10+00:00"}) != ""
 
 
-def test_two_runs_of_one_second_have_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_started_in_the_same_second_have_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names = set()
     for _ in range(3):
