@@ -14,10 +14,17 @@ import torch
 from torch import Tensor
 
 from engram import InputError, Result, streams
+from engram.config.settings import Config
 from engram.data.samples import Dataset, Origin
 from engram.data.sources import load
 from engram.data.streams import Stream
+from engram.engine.progress import Report, no_report
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import Source
+from engram.engine.training import train
+from engram.runs.experiment import label_configs
 from engram.runs.format import write_description, write_results
+from engram.runs.result import results_of
 
 # --- data
 
@@ -46,6 +53,20 @@ def custom_stream(
 
 
 # --- results and runs
+
+
+def run_on(
+    configs: Sequence[Config],
+    datasets: Sequence[Dataset],
+    runtime: Runtime | None = None,
+    report: Report = no_report,
+    **options: Any,
+) -> list[Result]:
+    """Train configs on datasets that are loaded already; further options are those of `train`."""
+    by_label = label_configs(configs)
+    options = {"report": report, **options}
+    outcomes = train(by_label, Source(tuple(datasets)), Runtime() if runtime is None else runtime, **options)
+    return list(results_of(by_label, outcomes, [dataset.provenance() for dataset in datasets]).values())
 
 
 def labelled(results: Iterable[Result]) -> dict[str, Result]:

@@ -17,7 +17,7 @@ from engram import preset
 from engram.cli.run import configs_of
 from engram.common.errors import check_choice, printable, reason, shortened
 from engram.config.settings import Config, from_dict, load_config, parse_setting
-from engram.runs.store.query import parse_condition
+from engram.runs.store import parse_condition
 
 VALID = preset("split-mnist", "dhp+online-ewc", trials=2, max_samples=100)
 TYPED = ("", "=", "!=", "<", ">=", "=>", " = ", "none", "null", "method", "epochs", "x", "é", "\x1b[31m", "9" * 5000)

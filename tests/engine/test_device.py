@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engram
-from builders import custom_stream, small_digits
+from builders import custom_stream, run_on, small_digits
 from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
@@ -31,9 +31,9 @@ from engram.engine.gpu.step import Step, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import RECORDS_PER_EPOCH, run_stream
 from engram.engine.program import Batches
+from engram.engine.runtime import Runtime
 from engram.nn.classes import mask_logits
 from engram.nn.trace import PlasticSoftmax
-from engram.runs.experiment import Setting, run_on
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")
@@ -88,7 +88,7 @@ def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) ->
     config = preset("split-mnist", method, dataset="mnist-small", num_tasks=3, epochs=2, hidden=[32], trials=1)
     config = config.replace(penalty_step=penalty_step)
     on_cpu, on_gpu = (
-        run_on([config], [small_digits(2000, 400)], Setting(device, "float32"))[0] for device in ("cpu", "cuda")
+        run_on([config], [small_digits(2000, 400)], Runtime(device, "float32"))[0] for device in ("cpu", "cuda")
     )
     losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
@@ -99,7 +99,7 @@ def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) ->
 def test_the_cnn_trains_on_the_gpu() -> None:
     config = preset("vision-mixture", "dhp+mas", num_tasks=2, epochs=1, trials=1)
     data = [small_digits(640, 200)] * 2
-    on_cpu, on_gpu = (run_on([config], data, Setting(device, "float32"))[0] for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (run_on([config], data, Runtime(device, "float32"))[0] for device in ("cpu", "cuda"))
     losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
 
@@ -123,18 +123,18 @@ def configs_of(kind: str, methods: Sequence[str] = all_methods(), **changes: obj
     return configs
 
 
-def run_kind(configs: Sequence[Config], setting: Setting, seen: list[Progress] | None = None) -> list[Result]:
+def run_kind(configs: Sequence[Config], runtime: Runtime, seen: list[Progress] | None = None) -> list[Result]:
     seen = [] if seen is None else seen
     if configs[0].benchmark == "custom":
         return engram.run_many(
             configs,
             stream=custom_stream(shape=(1, 17, 17), num_train=71, num_test=40, more=18),
-            device=setting.device,
-            precision=setting.precision,
+            device=runtime.device,
+            precision=runtime.precision,
             report=seen.append,
         )
     return run_on(
-        configs, [small_digits(320, 200)] * (2 if configs[0].dataset == "five-datasets" else 1), setting, seen.append
+        configs, [small_digits(320, 200)] * (2 if configs[0].dataset == "five-datasets" else 1), runtime, seen.append
     )
 
 
@@ -143,7 +143,7 @@ def run_kind(configs: Sequence[Config], setting: Setting, seen: list[Progress] |
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -> None:
     configs = configs_of(kind, network=network)
-    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (run_kind(configs, Runtime(device, "float32")) for device in ("cpu", "cuda"))
     for one, other in zip(on_cpu, on_gpu, strict=True):
         for name in ("loss", "eta", "hebb_norm", "alpha_norm"):
             values = [[row[name] for row in result.dynamics] for result in (one, other)]
@@ -169,7 +169,7 @@ def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -
 )
 def test_every_head_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any]) -> None:
     configs = configs_of("split", **changes)
-    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (run_kind(configs, Runtime(device, "float32")) for device in ("cpu", "cuda"))
     for one, other in zip(on_cpu, on_gpu, strict=True):
         losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2 if "sampled" in changes.values() else 1e-3)
@@ -182,7 +182,7 @@ def test_the_steady_trace_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any
     """All classes are in every task, so that the anchors of weights in force move."""
     settings = {**STEADY, "penalty_step": penalty_step, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3}
     configs = configs_of("permuted", **settings | changes)
-    on_cpu, on_gpu = (run_kind(configs, Setting(device, "float32")) for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (run_kind(configs, Runtime(device, "float32")) for device in ("cpu", "cuda"))
     for one, other in zip(on_cpu, on_gpu, strict=True):
         losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
@@ -192,7 +192,7 @@ def test_the_steady_trace_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_tensor_float_32_is_close_to_float32(network: str) -> None:
     configs = configs_of("permuted", network=network)
-    full, fast = (run_kind(configs, Setting("cuda", precision)) for precision in ("float32", "tf32"))
+    full, fast = (run_kind(configs, Runtime("cuda", precision)) for precision in ("float32", "tf32"))
     for one, other in zip(full, fast, strict=True):
         losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=2e-2)
@@ -390,7 +390,8 @@ def test_a_run_on_the_gpu_goes_on_bit_for_bit(
     configs = configs_of("imbalanced", ("dhp+si", "ewc", "dhp+mas", "finetune"), epochs=2, network=network)
 
     def learn(checkpoints: CheckpointFolder | None) -> list[tuple[bytes, bytes, str]]:
-        results = run_on(configs, [small_digits(320, 100)], Setting("cuda", "tf32", checkpoints=checkpoints))
+        saved = {} if checkpoints is None else {"checkpoints": checkpoints.path, "seconds_between": 0}
+        results = run_on(configs, [small_digits(320, 100)], Runtime("cuda", "tf32"), **saved)
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from builders import custom_stream, small_digits
+from builders import custom_stream, run_on, small_digits
 from engram import InputError, Progress, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
@@ -34,9 +34,9 @@ from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import Portion, bytes_of, bytes_of_data, largest_stack, tensors_per_weight
 from engram.engine.program import Batches, Program, SideBySide
+from engram.engine.runtime import Runtime
 from engram.penalties import EWC, MAS, Penalty
 from engram.penalties.terms import terms_of
-from engram.runs.experiment import Setting, run_on
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda")  # as a word only: the chooser goes by it, and the tensors stay where they are
@@ -401,8 +401,8 @@ def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
     configs = [config_of("imbalanced", method, batch_size=8) for method in ("dhp+si", "ewc", "finetune")]
 
     def learn(checkpoints: CheckpointFolder | None) -> list:
-        setting = Setting("cpu", "float64", checkpoints=checkpoints)
-        results = run_on(configs, [small_digits(60, 30)], setting, lambda progress: None)
+        saved = {} if checkpoints is None else {"checkpoints": checkpoints.path, "seconds_between": 0}
+        results = run_on(configs, [small_digits(60, 30)], Runtime("cpu", "float64"), **saved)
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)
@@ -929,11 +929,11 @@ def test_a_stack_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
 def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [config_of("permuted", method, epochs=1, trials=3) for method in ("finetune", "dhp+si")]
     seen: list[Progress] = []
-    whole = run_on(configs, [small_digits(40, 30)], Setting("cpu", "float64"))
+    whole = run_on(configs, [small_digits(40, 30)], Runtime("cpu", "float64"))
     learners, batches = build([configs[1].replace(trials=1)])
     room = bytes_of_data(batches) + int(2.5 * bytes_of(learners[0], example_of(batches)[0]) / memory.SHARE_OF_MEMORY)
     monkeypatch.setattr(memory, "free_bytes", lambda device: room)
-    divided = run_on(configs, [small_digits(40, 30)], Setting("cpu", "float64"), seen.append)
+    divided = run_on(configs, [small_digits(40, 30)], Runtime("cpu", "float64"), seen.append)
     assert [progress.note for progress in seen if progress.note] == ["6 models in 3 stacks: 2 + 2 + 2"]
     for one, other in zip(whole, divided, strict=True):
         assert np.array_equal(one.accuracy, other.accuracy, equal_nan=True)

@@ -12,7 +12,7 @@ from engram.config.presets import STEADY
 from engram.reproduction import plan as planning
 from engram.reproduction.plan import ETAS, GRIDS, NOT_RUN, Part, plan
 from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
-from engram.runs.experiment import check_shared
+from engram.engine.stacks import group_by_tasks
 
 PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
 FREE = ("finetune", "dhp")  # of any penalty
@@ -53,7 +53,8 @@ def test_the_variant_is_the_steady_trace_in_the_trials_of_the_table() -> None:
         assert tuple(part.configs) == PLASTIC
         for method, config in part.configs.items():
             assert config == preset(benchmark, method).replace(**STEADY)
-            check_shared([config, preset(benchmark, method)])
+            same = {"steady": config, "table": preset(benchmark, method)}
+            assert len(group_by_tasks(same)) == 1, "the same tasks in the same trials"
 
 
 def test_the_sensitivity_is_of_five_etas_five_trials_each_on_three_benchmarks() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import engram
-from builders import assert_numbers_equal, custom_stream, small_digits
+from builders import assert_numbers_equal, custom_stream, run_on, small_digits
 from engram import InputError, Progress, Result, preset, streams
 from engram.config.methods import all_methods
 from engram.config.settings import Config
@@ -24,9 +24,10 @@ from engram.engine.cpu.step import ContractDescent, FactoredDescent
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
-from engram.engine.stacks import SAME_TASKS, plan_stacks
+from engram.engine.runtime import Runtime
+from engram.engine.stacks import plan_stacks
 from engram.penalties import MAS
-from engram.runs.experiment import Setting, run_on
+from engram.runs.result import results_of
 
 # --- N together are N alone
 
@@ -44,7 +45,7 @@ def run_kind(configs: list[Config], **options: object) -> list[Result]:
     if configs[0].benchmark == "custom":
         return engram.run_many(configs, stream=custom_stream(), device="cpu", precision="float64", **options)
     datasets = [small_digits(32, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
-    return run_on(configs, datasets, Setting("cpu", "float64", **options))
+    return run_on(configs, datasets, Runtime("cpu", "float64"), **options)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +149,16 @@ def test_a_divided_experiment_gives_the_same_results_and_says_so(max_stack: int)
         for method in ("finetune", "dhp+si")
     ]
     seen: list[Progress] = []
-    whole = run_on(configs, [small_digits(80, 40)], Setting("cpu"))
-    divided = run_on(configs, [small_digits(80, 40)], Setting("cpu", max_stack=max_stack), seen.append)
+    started: list[int] = []
+
+    def see(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.task_ended and not started:
+            results = results_of(progress.configs, progress.outcomes, [])
+            started.extend(len(result.trials) for result in results.values())
+
+    whole = run_on(configs, [small_digits(80, 40)], Runtime("cpu"))
+    divided = run_on(configs, [small_digits(80, 40)], Runtime("cpu", max_stack=max_stack), see)
     for one, other in zip(whole, divided, strict=True):
         assert_numbers_equal(one, other)
     num_stacks = {1: 6, 3: 3, 5: 2}[max_stack]
@@ -157,25 +166,28 @@ def test_a_divided_experiment_gives_the_same_results_and_says_so(max_stack: int)
     assert notes == [
         f"6 models in {num_stacks} stacks: " + {1: "1 + 1 + 1 + 1 + 1 + 1", 3: "2 + 2 + 2", 5: "4 + 2"}[max_stack]
     ]
-    shares = [progress.share for progress in seen]
+    shares = [progress.done for progress in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1
-    first = next(progress.results for progress in seen if progress.results is not None)
-    assert [len(result.accuracy) for result in first] == {1: [1, 0], 3: [1, 1], 5: [2, 2]}[max_stack]
+    assert started == {1: [1, 0], 3: [1, 1], 5: [2, 2]}[max_stack], "trials that had started when a task first ended"
 
 
-@pytest.mark.parametrize("name", SAME_TASKS)
-def test_what_is_run_together_must_learn_the_same_tasks_in_the_same_trials(name: str) -> None:
+@pytest.mark.parametrize(("name", "other"), [("benchmark", "split-mnist"), ("dataset", "notmnist")])
+def test_configs_of_one_run_have_the_same_benchmark_and_dataset(name: str, other: str) -> None:
     base = preset("permuted-mnist", "dhp")
-    words = {"benchmark": "split-mnist", "dataset": "notmnist", "examine": "validation", "mask_training": False}
-    other = base.replace(**{name: words.get(name, 7)})
     with pytest.raises(InputError, match=f"must have one {name}, not "):
-        engram.run_many([base, other])
+        engram.run_many([base, base.replace(**{name: other})])
 
 
-@pytest.mark.parametrize("name", ["max_samples", "examine", "mask_training"])
-def test_what_decides_on_the_samples_is_shared(name: str) -> None:
-    assert name in SAME_TASKS
+def test_configs_with_other_tasks_train_in_groups_and_come_back_in_order() -> None:
+    base = preset("permuted-mnist", "dhp", dataset="mnist-small", hidden=[8], **QUICK)
+    configs = [base, base.replace(num_tasks=3), base.replace(trials=1, first_trial=1), base.replace(seed=1)]
+    datasets = [small_digits(60, 30)]
+    together = run_on(configs, datasets, Runtime("cpu"))
+    assert [result.config for result in together] == configs
+    assert [result.trials for result in together] == [(0, 1), (0, 1), (1,), (0, 1)]
+    for config, result in zip(configs, together, strict=True):
+        assert_numbers_equal(run_on([config], datasets, Runtime("cpu"))[0], result)
 
 
 # --- which samples and outputs take part
@@ -192,7 +204,7 @@ def test_all_outputs_take_part_in_training_only_where_they_are_to(mask_training:
     config = preset("split-mnist", "finetune", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
     config = config.replace(batch_size=1000, mask_training=mask_training)
     data = small_digits(200, 100)
-    (result,) = run_on([config], [data], Setting("cpu", "float64"))
+    (result,) = run_on([config], [data], Runtime("cpu", "float64"))
     (stream,) = build_streams(config, [0], [data])
     model = build_model(config, 0, stream.input_shape, stream.num_classes).double()
     first = stream[0]
@@ -218,8 +230,10 @@ def test_importances_are_of_the_outputs_that_took_part_in_training(method: str) 
         run_stream(OneByOne([learner], batches), batches, config)
         weighed[mask_training] = learner.penalty.terms[0].importance["head.weight"]
         samples = task.train[slice(None)]
-        own = learner.penalty.importance(
-            [(samples.inputs.double() / 255, samples.targets)], (0, 1) if mask_training else None
+        own_batches = [(samples.inputs.double() / 255, samples.targets)]
+        penalty, classes = learner.penalty, (0, 1) if mask_training else None
+        own = penalty.importance(
+            penalty.model, penalty.parameters, penalty.state, penalty.settings, own_batches, classes
         )
         torch.testing.assert_close(weighed[mask_training], own["head.weight"], rtol=1e-10, atol=1e-15)
     assert torch.equal(weighed[True][2:], torch.zeros_like(weighed[True][2:]))
@@ -230,24 +244,24 @@ def test_test_samples_have_no_say_where_validation_samples_examine() -> None:
     config = preset("split-mnist", "dhp+mas", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
     data = small_digits(300, 100)
     other = replace(data, test=Samples(255 - data.test.inputs, data.test.targets.flip(0)))
-    by_validation = [run_on([config.replace(examine="validation")], [d], Setting("cpu"))[0] for d in (data, other)]
-    by_test = [run_on([config], [d], Setting("cpu"))[0] for d in (data, other)]
+    by_validation = [run_on([config.replace(examine="validation")], [d], Runtime("cpu"))[0] for d in (data, other)]
+    by_test = [run_on([config], [d], Runtime("cpu"))[0] for d in (data, other)]
     assert_numbers_equal(*by_validation)
     assert not np.array_equal(by_test[0].accuracy, by_test[1].accuracy)
 
 
 def test_a_shortened_run_is_a_run_on_less() -> None:
     config = preset("permuted-mnist", "dhp+si", dataset="mnist-small", hidden=[8], num_tasks=2, trials=1, epochs=1)
-    (short,) = run_on([config.replace(max_samples=30)], [small_digits(80, 50)], Setting("cpu"))
-    (less,) = run_on([config], [small_digits(30, 30)], Setting("cpu"))
+    (short,) = run_on([config.replace(max_samples=30)], [small_digits(80, 50)], Runtime("cpu"))
+    (less,) = run_on([config], [small_digits(30, 30)], Runtime("cpu"))
     assert_numbers_equal(short, less)
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"max_samples": 3}, "max_samples is of the benchmarks' datasets, and a stream of one's own has none"),
-        ({"examine": "validation"}, "examine is of the benchmarks' datasets, and a stream of one's own has none"),
+        ({"max_samples": 3}, "max_samples is a setting of datasets, which a custom stream does not have"),
+        ({"examine": "validation"}, "examine is a setting of datasets, which a custom stream does not have"),
     ],
 )
 def test_a_stream_of_ones_own_is_never_shortened_in_silence(changes: dict, sentence: str) -> None:

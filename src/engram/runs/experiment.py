@@ -16,7 +16,7 @@ from engram.engine.build import Custom, load_datasets
 from engram.engine.progress import Report, no_report
 from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source
-from engram.engine.training import train
+from engram.engine.training import check_together, train
 from engram.penalties import Penalty
 from engram.runs.result import Result, results_of
 
@@ -118,6 +118,8 @@ def run_many(
     runtime = Runtime(device, precision, max_stack, engine or InProcess())
     custom = Custom(features, head, penalty)
     labelled = label_configs(configs)
+    runtime.check()
+    check_together(labelled, custom)  # before any data are read
     if stream is None:
         _check_stream(configs, needed=False)
         datasets = load_datasets(max(configs, key=lambda config: config.num_tasks), data)
