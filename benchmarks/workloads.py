@@ -146,5 +146,5 @@ def _memory_of_one(learner: Learner) -> tuple[int, ...]:
         bytes_of(omega for term in penalty.terms for omega in term.importance.values()),
         bytes_of(anchor for term in penalty.terms for anchor in term.anchor.values()),
         0 if pull is None else bytes_of([*pull.gain.values(), *pull.shift.values()]),
-        bytes_of(tensor for group in penalty.extra_groups for tensor in getattr(penalty, group).values()),
+        bytes_of(tensor for key, tensor in penalty.state.items() if not key.startswith("terms.")),
     )
