@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import statistics
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 from command import Command, Finished
 
 from builders import files_in
+from engram.cli.main import main
 
 
 def test_table_equals_the_one_that_the_run_printed(finished: Finished, engram: Command) -> None:
@@ -25,8 +28,9 @@ def test_table_equals_the_one_that_the_run_printed(finished: Finished, engram: C
 def test_csv_table_equals_the_saved_accuracies(finished: Finished, engram: Command) -> None:
     folder, _ = finished
     rows = list(csv.DictReader(engram("table", folder, "--format", "csv").out.splitlines()))
+    entries = {entry["label"]: entry for entry in json.loads((folder / "results.json").read_text())["results"]}
     for row in rows:
-        matrices = json.loads((folder / row["method"] / "accuracy.json").read_text())["accuracy"]
+        matrices = entries[row["method"]]["accuracy"]
         accuracy = statistics.mean(sum(matrix[1]) / 2 for matrix in matrices)
         transfer = statistics.mean(matrix[1][0] - matrix[0][0] for matrix in matrices)
         assert float(row["ACC %"]) == pytest.approx(100 * accuracy, abs=0.00501)
@@ -84,37 +88,27 @@ def test_figures_into_a_file_are_refused(copy: Path, tmp_path: Path, engram: Com
 
 
 def damage(folder: Path, how: str) -> None:
-    """One way in which a run's folder can be wrong."""
-    accuracy = folder / "finetune" / "accuracy.json"
-    content = accuracy.read_text()
+    """One way in which nothing in a run's folder can be read."""
+    content = json.loads((folder / "run.json").read_text())
     if how == "empty folder":
         shutil.rmtree(folder)
         folder.mkdir()
-    elif how == "no results":
-        shutil.rmtree(folder / "finetune")
-        shutil.rmtree(folder / "dhp+si")
     elif how == "run.json truncated":
         (folder / "run.json").write_text("{")
     elif how == "run.json of something else":
         (folder / "run.json").write_text('{"name": "npm"}')
-    elif how == "run.json with strange methods":
-        (folder / "run.json").write_text('{"methods": [1, 2]}')
-    elif how == "accuracy.json truncated":
-        accuracy.write_text(content[:-20])
-    elif how == "accuracy.json without trials":
-        accuracy.write_text(json.dumps(json.loads(content) | {"accuracy": [[0.5, 0.5], [0.5, 0.5]]}))
-    elif how == "accuracy.json without data":
-        accuracy.write_text(json.dumps(json.loads(content) | {"data": [{}]}))
-    elif how == "accuracy.json newer":
-        accuracy.write_text(content.replace('"format": 1', '"format": 99'))
-    elif how == "config.toml damaged":
-        (folder / "finetune" / "config.toml").write_text("epochs = = 3")
-    elif how == "config.toml missing":
-        (folder / "finetune" / "config.toml").unlink()
-    elif how == "config.toml of a newer version":
-        (folder / "finetune" / "config.toml").write_text('benchmark = "split-mnist"\nmethod = "dhp"\nshape = 3\n')
+    elif how == "run.json newer":
+        (folder / "run.json").write_text(json.dumps(content | {"format": 99}))
+    elif how == "run.json of format 1":
+        (folder / "run.json").write_text(json.dumps(content | {"format": 1}))
+    elif how == "run.json with an unknown setting":
+        (folder / "run.json").write_text(json.dumps(content | {"common": {**content["common"], "shape": 3}}))
+    elif how == "results.json truncated":
+        (folder / "results.json").write_text((folder / "results.json").read_text()[:-20])
+    elif how == "results.json missing":
+        (folder / "results.json").unlink()
     elif how == "dynamics.csv damaged":
-        (folder / "finetune" / "dynamics.csv").write_bytes(b"\xff\xfe\n1,2\n")
+        (folder / "dynamics.csv").write_bytes(b"\xff\xfe\n1,2\n")
 
 
 @pytest.mark.parametrize("command", ["table", "figures", "report"])
@@ -122,18 +116,13 @@ def damage(folder: Path, how: str) -> None:
     "how",
     [
         "empty folder",
-        "no results",
         "run.json truncated",
         "run.json of something else",
-        "run.json with strange methods",
-        "accuracy.json truncated",
-        "accuracy.json without trials",
-        "accuracy.json without data",
-        "accuracy.json newer",
-        "config.toml damaged",
-        "config.toml missing",
-        "config.toml of a newer version",
-        "dynamics.csv damaged",
+        "run.json newer",
+        "run.json of format 1",
+        "run.json with an unknown setting",
+        "results.json truncated",
+        "results.json missing",
     ],
 )
 def test_damaged_run_is_refused_and_left_alone(copy: Path, engram: Command, command: str, how: str) -> None:
@@ -144,6 +133,19 @@ def test_damaged_run_is_refused_and_left_alone(copy: Path, engram: Command, comm
     assert files_in(copy) == before
     assert not (copy / "figures").exists()
     assert not (copy / "report.html").exists()
+
+
+def test_one_damaged_entry_costs_only_its_own_label(copy: Path, engram: Command) -> None:
+    text = (
+        (copy / "results.json")
+        .read_text()
+        .replace('"label": "finetune", "trials": [0, 1]', '"label": "finetune", "trials": [0]')
+    )
+    (copy / "results.json").write_text(text)
+    outcome = engram("table", copy)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "dhp+si" in outcome.out
+    assert f"finetune: its entry in {copy / 'results.json'} is damaged" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize("command", ["table", "figures", "report"])
@@ -161,3 +163,73 @@ def test_table_of_a_diverged_run(diverged: Finished, engram: Command) -> None:
 def test_figures_of_a_diverged_run(diverged: Finished, engram: Command, tmp_path: Path) -> None:
     outcome = engram("figures", diverged[0], "--out", tmp_path / "figures")
     assert (outcome.code, outcome.err) == (0, "")
+
+
+# --- a sweep and a reproduction
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two strengths."""
+    folder = tmp_path_factory.mktemp("sweep") / "sweep"
+    options = ["--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "2", "--set", "hidden=[4]"]
+    words = ["sweep", "split-mnist", "--methods", "si", "--grid", "strength=0.1,1", *options, "--out", str(folder)]
+    with redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code in (0, None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reproduction(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Path:
+    """The table of a reproduction of two methods: a finished run in the place of the paper's."""
+    folder = tmp_path_factory.mktemp("reproduction") / "reproduction"
+    path = Path(shutil.copytree(finished[0], folder / "split-mnist" / "table"))
+    content = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(content | {"part": "table", "quick": True}))
+    shutil.copytree(path, folder / "split-mnist" / "variant")
+    (folder / "split-mnist" / "variant" / "run.json").write_text(
+        json.dumps(content | {"part": "variant", "quick": True})
+    )
+    (folder / "reproduction.json").write_text('{"format": 2, "quick": true, "arguments": ["reproduce", "--quick"]}')
+    return folder
+
+
+def test_table_of_a_sweep_has_a_row_per_point(sweep: Path, engram: Command) -> None:
+    rows = list(csv.DictReader(engram("table", sweep, "--format", "csv").out.splitlines()))
+    assert [row["settings"] for row in rows] == ["si: strength 0.1", "si: strength 1"]
+
+
+def test_table_of_a_reproduction_has_every_run(reproduction: Path, engram: Command) -> None:
+    outcome = engram("table", reproduction)
+    assert (outcome.code, outcome.err) == (0, "")
+    for name in ("table", "variant"):
+        assert f"split-mnist/{name}: split-mnist on mnist-small, 2 tasks, 2 trials" in outcome.out
+    rows = engram("table", reproduction, "--format", "csv").out.splitlines()
+    assert rows[0].startswith("run,method,ACC %")
+    assert [row.split(",")[:2] for row in rows if row.startswith("split-mnist/table")] == [
+        ["split-mnist/table", "finetune"],
+        ["split-mnist/table", "dhp+si"],
+    ]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "reproduction"])
+def test_figures_report_and_show_work_on_every_kind(
+    kind: str, engram: Command, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(kind)
+    assert engram("figures", folder, "--out", tmp_path / "figures", "--format", "csv").code == 0
+    assert list((tmp_path / "figures").rglob("*.csv"))
+    assert engram("report", folder, "--out", tmp_path / "page.html").code == 0
+    assert engram("runs", "show", folder).code == 0
+    listed = engram("runs", "list", folder).out.splitlines()[3:]
+    assert len(listed) == {"sweep": 2, "reproduction": 4}[kind]
+    assert engram("runs", "export", folder, "--out", tmp_path / "trials.csv").code == 0
+
+
+def test_finished_sweep_can_be_resumed_and_prints_its_table(sweep: Path, engram: Command) -> None:
+    before = {name: text for name, text in files_in(sweep).items() if name.endswith("results.json")}
+    outcome = engram("run", "--resume", sweep)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "si on split-mnist (mnist-small), 2 points" in outcome.out
+    assert {name: text for name, text in files_in(sweep).items() if name.endswith("results.json")} == before

@@ -14,18 +14,20 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from command import QUICK, Command, Finished, assert_is_refusal, environment, run_process
 from rich.console import Console
 
-from builders import files_in
-from engram import Divergence, Progress, Result, preset
+from builders import assert_results_equal, files_in
+from engram import Progress, preset
 from engram.cli.display import RunDisplay
+from engram.common.errors import DivergedError
 from engram.config.presets import STEADY
-from engram.config.settings import load_config
+from engram.engine.learner import Outcome
+from engram.runs.run import read_run
 
 
 def test_run_succeeds_and_prints_nothing_on_stderr(finished: Finished) -> None:
@@ -48,23 +50,17 @@ def test_run_without_terminal_prints_one_line_per_method_and_task(finished: Fini
 
 
 def test_run_folder_holds_exactly_these_files(finished: Finished) -> None:
-    names = [f"{m}/{f}" for m in ("dhp+si", "finetune") for f in ("accuracy.json", "config.toml", "dynamics.csv")]
-    assert sorted(files_in(finished[0])) == [*names, "log.txt", "run.json"]
+    assert sorted(files_in(finished[0])) == ["dynamics.csv", "log.txt", "results.json", "run.json"]
 
 
 def test_run_json_describes_the_run(finished: Finished) -> None:
-    folder, _ = finished
-    description = json.loads((folder / "run.json").read_text())
-    assert set(description) >= {
-        "format", "benchmark", "methods", "command", "started", "finished", "device", "precision", "max_stack",
-        "versions", "data",
-    }  # fmt: skip
-    assert description["format"] == 1
-    assert description["benchmark"] == "split-mnist"
-    assert description["methods"] == ["finetune", "dhp+si"]
+    description = json.loads((finished[0] / "run.json").read_text())
+    assert description["format"] == 2
+    assert description["common"]["benchmark"] == "split-mnist"
+    assert list(description["configs"]) == ["finetune", "dhp+si"]
     assert description["command"].startswith("engram run split-mnist --dataset mnist-small")
-    assert description["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert (description["precision"], description["max_stack"]) == ("tf32", None)
+    runtime = {"device": "cuda" if torch.cuda.is_available() else "cpu", "precision": "tf32"}
+    assert description["runtime"] == {**runtime, "max_stack": None, "engine": "in-process"}
     assert description["versions"]["torch"] == torch.__version__
     assert set(description["versions"]) >= {"python", "platform", "engram", "torch", "numpy", "scipy"}
     assert description["data"] == [{"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}]
@@ -85,39 +81,44 @@ def test_log_has_a_line_per_method_and_task(finished: Finished) -> None:
     assert re.fullmatch(r"finetune, task 1/2: \d+\.\d \(mean of 2 trials\)", told[1])
     assert re.fullmatch(r"dhp\+si, task 1/2: \d+\.\d \(mean of 2 trials\)", told[2])
     assert re.fullmatch(r"finetune, task 2/2: \d+\.\d \d+\.\d \(mean of 2 trials\)", told[3])
-    assert re.fullmatch(r"done in \d+\.\d s", told[5])
+    assert re.fullmatch(r"finished after \d+\.\d s", told[5])
     assert len(told) == 6
 
 
 def test_saved_settings_are_those_given(finished: Finished) -> None:
-    config = load_config(finished[0] / "dhp+si" / "config.toml")
+    config = read_run(finished[0]).configs["dhp+si"]
     assert (config.method, config.trials, config.epochs, config.num_tasks) == ("dhp+si", 2, 1, 2)
     assert (config.dataset, config.strength, config.hidden) == ("mnist-small", 1.0, (256, 256))
 
 
+def saved_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """The entries of results.json by label."""
+    return {entry["label"]: entry for entry in json.loads((folder / "results.json").read_text())["results"]}
+
+
 def test_saved_accuracies_equal_those_in_the_log(finished: Finished) -> None:
     folder, _ = finished
-    for method in ("finetune", "dhp+si"):
-        content = json.loads((folder / method / "accuracy.json").read_text())
-        assert content["diverged"] == []
+    assert list(saved_results(folder)) == ["finetune", "dhp+si"]
+    for label, entry in saved_results(folder).items():
+        assert (entry["trials"], entry["diverged"]) == ([0, 1], [])
         rows = [
             [float(v) for v in line.rsplit(": ", 1)[1].split(" (")[0].split()]
             for line in (folder / "log.txt").read_text().splitlines()
-            if f"  {method}, task" in line
+            if f"  {label}, task" in line
         ]
-        trials = content["accuracy"]
-        kept = [[statistics.mean(trial[task][j] for trial in trials) for j in range(task + 1)] for task in range(2)]
-        assert [[round(100 * v, 1) for v in row] for row in kept] == rows
-        assert all(0.3 < v <= 1 for row in kept for v in row)
-        assert len(content["untrained"]) == 2
+        trials = entry["accuracy"]
+        saved = [[statistics.mean(trial[task][j] for trial in trials) for j in range(task + 1)] for task in range(2)]
+        assert [[round(100 * v, 1) for v in row] for row in saved] == rows
+        assert all(0.3 < v <= 1 for row in saved for v in row)
+        assert len(entry["untrained"]) == 2
 
 
 def test_dynamics_of_the_trace_are_finite_only_for_dhp(finished: Finished) -> None:
-    folder, _ = finished
+    with (finished[0] / "dynamics.csv").open(newline="") as file:
+        every_row = list(csv.DictReader(file))
+    assert list(every_row[0]) == ["label", "trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm"]
     for method, plastic in (("finetune", False), ("dhp+si", True)):
-        with (folder / method / "dynamics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        assert list(rows[0]) == ["trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm"]
+        rows = [row for row in every_row if row["label"] == method]
         assert {(row["trial"], row["task"]) for row in rows} == {(k, n) for k in "01" for n in "01"}
         for row in rows:
             assert math.isfinite(float(row["loss"]))
@@ -231,7 +232,7 @@ def test_diverged_run_says_where(diverged: Finished) -> None:
 def test_diverged_run_saves_every_method(diverged: Finished) -> None:
     folder, outcome = diverged
     for method in ("finetune", "dhp"):
-        content = json.loads((folder / method / "accuracy.json").read_text())
+        content = saved_results(folder)[method]
         assert content["diverged"] == [{"trial": 0, "task": 0, "step": 1}]
         assert content["accuracy"] == [[[None, None], [None, None]]]
         assert all(0 <= value <= 1 for value in content["untrained"][0])
@@ -248,11 +249,10 @@ def test_methods_after_a_diverged_one_complete(engram: Command, out: Path) -> No
     outcome = engram("run", "split-mnist", *QUICK, "--methods", "mas,finetune", *unstable, "--out", out)
     assert_is_refusal(outcome)
     assert re.match(r"engram: mas, trial 1 diverged in task 2, step \d+", outcome.err)
-    mas = json.loads((out / "mas" / "accuracy.json").read_text())
+    mas, finetune = saved_results(out)["mas"], saved_results(out)["finetune"]
     assert mas["diverged"][0]["task"] == 1
-    assert mas["accuracy"][0][0][0] > 0.5  # what was learned before is kept
+    assert mas["accuracy"][0][0][0] > 0.5  # what was learned before is saved
     assert mas["accuracy"][0][1] == [None, None]
-    finetune = json.loads((out / "finetune" / "accuracy.json").read_text())
     assert finetune["diverged"] == []
     assert all(value > 0.5 for value in finetune["accuracy"][0][1])
 
@@ -288,16 +288,16 @@ def test_interrupted_run_saves_its_state_and_says_how_to_resume(out: Path, engra
     first, last = err.splitlines()
     assert first.startswith("engram: stopping: finishing and saving the current steps")
     assert last == f"engram: stopped; `engram run --resume {out}` resumes it"
-    assert len(list((out / "checkpoints").glob("stack-0.safetensors"))) == 1
+    assert len(list((out / "checkpoints").rglob("*.safetensors"))) == 1
     assert "finished" not in json.loads((out / "run.json").read_text())
-    assert "no results yet" in engram.refusal("table", out)
+    assert engram.refusal("table", out) == f"engram: there are no results in {out} yet"
 
 
 def test_table_and_figures_of_a_run_interrupted_after_a_task(
     out: Path, engram: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop_after_a_task(display: RunDisplay, seen: Progress) -> None:
-        if seen.results is not None:
+    def stop_after_a_task(display: RunDisplay, progress: Progress) -> None:
+        if progress.task_ended:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -315,13 +315,14 @@ def test_terminal_shows_one_bar_and_one_line_per_method() -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=90, _environ={"TERM": "xterm"})
     config = preset("split-mnist", "dhp+si", num_tasks=3, trials=2)
-    accuracy = np.full((2, 3, 3), np.nan)
-    accuracy[:, 0, :2] = [[0.9, 0.5], [1.0, 0.6]]
-    result = Result(config, (0, 1), accuracy, np.zeros((2, 3)), diverged=[Divergence(1, 1, 7)])
-    with RunDisplay([config, config.replace(method="si")], console) as display:
+    configs = {"dhp+si": config, "si": config.replace(method="si")}
+    outcomes = {("dhp+si", 0): Outcome(rows=[[0.9, 0.5]])}
+    outcomes["dhp+si", 1] = Outcome(rows=[[1.0, 0.6]], diverged=DivergedError(1, 7))
+    ended = Progress(0.4, 0, configs, outcomes, task_ended=True)
+    with RunDisplay(configs, console) as display:
         display.show(Progress(0.1, 0, note="a note"))
-        display.show(Progress(0.4, 0, [result]))
-        display.show(Progress(0.4, 0, [result]))
+        display.show(ended)
+        display.show(ended)
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.getvalue())
     assert "task 1/3" in last
     assert " 40%" in last
@@ -331,22 +332,20 @@ def test_terminal_shows_one_bar_and_one_line_per_method() -> None:
     assert "dhp+si, task 1/3" not in last
 
 
-def test_settings_file_can_be_run_again(finished: Finished, engram: Command, out: Path) -> None:
-    first = finished[0] / "dhp+si"
-    outcome = engram("run", first / "config.toml", "--out", out)
+def test_settings_file_can_be_run_again(finished: Finished, engram: Command, tmp_path: Path, out: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(read_run(finished[0]).configs["dhp+si"].to_toml())
+    outcome = engram("run", file, "--out", out)
     assert (outcome.code, outcome.err) == (0, "")
-    for name in ("config.toml", "accuracy.json", "dynamics.csv"):
-        assert (out / "dhp+si" / name).read_bytes() == (first / name).read_bytes()
+    assert_results_equal(read_run(out).results["dhp+si"], read_run(finished[0]).results["dhp+si"])
 
 
-def test_settings_file_has_its_own_method_and_benchmark(
-    finished: Finished, engram: Command, tmp_path: Path, out: Path
-) -> None:
-    config = finished[0] / "dhp+si" / "config.toml"
-    assert "names its own method" in engram.refusal("run", config, "--methods", "dhp", "--out", out)
-    own = tmp_path / "own.toml"
-    own.write_text('benchmark = "custom"\nmethod = "dhp"\ndataset = "custom"\n')
-    assert "only runs from Python" in engram.refusal("run", own, "--out", out)
+def test_settings_file_has_its_own_method_and_benchmark(engram: Command, tmp_path: Path, out: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('benchmark = "split-mnist"\nmethod = "dhp"\n')
+    assert "names its own method" in engram.refusal("run", file, "--methods", "dhp", "--out", out)
+    file.write_text('benchmark = "custom"\nmethod = "dhp"\ndataset = "custom"\n')
+    assert "only runs from Python" in engram.refusal("run", file, "--out", out)
     assert "no benchmark 'custom'" in engram.refusal("run", "custom", "--out", out)
     assert not out.exists()
 
@@ -361,8 +360,8 @@ def test_folder_name_is_not_markup(engram: Command, tmp_path: Path) -> None:
 def test_steady_changes_only_dhp_methods(engram: Command, out: Path) -> None:
     quick = ["--dataset", "mnist-small", "--trials", "1", "--epochs", "1", "--tasks", "1", "--set", "max_samples=20"]
     engram("run", "split-mnist", "--methods", "si,dhp+si", "--steady", "--set", "eta=0.5", *quick, "--out", str(out))
-    kept = {method: load_config(out / method / "config.toml").to_dict() for method in ("si", "dhp+si")}
-    assert {name: kept["dhp+si"][name] for name in STEADY} == {**STEADY, "eta": 0.5}, "what is set goes before"
+    kept = {method: config.to_dict() for method, config in read_run(out).configs.items()}
+    assert {name: kept["dhp+si"][name] for name in STEADY} == {**STEADY, "eta": 0.5}, "--set wins"
     usual = preset("split-mnist", "si").to_dict()
     assert {name: kept["si"][name] for name in STEADY if name != "eta"} == {n: usual[n] for n in STEADY if n != "eta"}
 
@@ -371,3 +370,29 @@ def test_steady_without_a_dhp_method_is_refused(engram: Command, out: Path) -> N
     line = engram.refusal("run", "split-mnist", "--methods", "finetune,si", "--steady", "--out", out)
     assert "--steady applies only to DHP methods" in line
     assert not out.exists()
+
+
+# --- resume
+
+
+def test_resume_allows_no_other_settings(copy: Path, engram: Command) -> None:
+    line = engram.refusal("run", "--resume", copy, "--epochs", "3")
+    assert line == "engram: --resume keeps the settings of the run, so --epochs cannot be given with it"
+    assert "BENCHMARK cannot be given" in engram.refusal("run", "split-mnist", "--resume", copy)
+
+
+def test_resume_of_a_finished_run_is_refused(copy: Path, engram: Command) -> None:
+    before = files_in(copy)
+    assert "is finished" in engram.refusal("run", "--resume", copy)
+    assert files_in(copy) == before
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"arguments": ["run", "split-mnist"]}', '{"arguments": "sweep"}'])
+@pytest.mark.parametrize("name", ["sweep.json", "reproduction.json"])
+def test_resume_of_a_damaged_sweep_or_reproduction_is_refused(
+    engram: Command, out: Path, name: str, content: str
+) -> None:
+    out.mkdir()
+    (out / name).write_text(content)
+    assert str(out) in engram.refusal("run", "--resume", out)
+    assert files_in(out) == {name: content.encode()}

@@ -64,27 +64,28 @@ class RunDisplay:
     ) -> None:
         self.live.stop()
 
-    def show(self, seen: RunProgress) -> None:
+    def show(self, progress: RunProgress) -> None:
         from engram.runs.progress import task_row
 
-        if seen.note and seen.done > 0 and self.bar.tasks[0].completed == 0:
+        completed = round(STEPS * progress.done)
+        if progress.note and completed and self.bar.tasks[0].completed == 0:
             # A resumed run: what was done before says nothing about its speed now.
-            self.bar.reset(self.whole, completed=round(STEPS * seen.done))
-        self.bar.update(self.whole, completed=round(STEPS * seen.done), now=f"{seen.task + 1}/{self.num_tasks}")
-        for line in self.lines.warnings(seen):
+            self.bar.reset(self.whole, completed=completed)
+        self.bar.update(self.whole, completed=completed, now=f"{progress.task + 1}/{self.num_tasks}")
+        for line in self.lines.warnings(progress):
             print_line(self.console, line)
-        for line in self.lines.task_lines(seen):
+        for line in self.lines.task_lines(progress):
             if not self.console.is_terminal:
                 print_line(self.console, line)
-        if seen.task_ended:
-            self.rows = {label: task_row(seen, label) or row for label, row in self.rows.items()}
+        if progress.task_ended:
+            self.rows |= {label: row for label in self.rows if (row := task_row(progress, label))}
 
     def _draw(self) -> RenderableType:
         lines = RichTable.grid(padding=(0, 2))
         lines.add_column(no_wrap=True)
         lines.add_column(no_wrap=True, overflow="ellipsis")
-        for method, row in self.rows.items():
-            lines.add_row(method, row)
+        for label, row in self.rows.items():
+            lines.add_row(label, row)
         return Group(self.bar, lines)
 
 
@@ -112,11 +113,11 @@ class Bars:
         """One bar; yields the function that takes its progress."""
         task = self.bars.add_task(what, total=STEPS)
 
-        def show(seen: RunProgress) -> None:
-            self.bars.update(task, completed=round(STEPS * seen.done))
-            if seen.note and (what, seen.note) not in self.printed:
-                self.printed.add((what, seen.note))
-                print_line(self.console, seen.note)
+        def show(progress: RunProgress) -> None:
+            self.bars.update(task, completed=round(STEPS * progress.done))
+            if progress.note and (what, progress.note) not in self.printed:
+                self.printed.add((what, progress.note))
+                print_line(self.console, progress.note)
 
         try:
             yield show
@@ -125,6 +126,7 @@ class Bars:
 
 
 def print_tables(results: Mapping[str, Result], console: Console) -> None:
+    """Print the table of a run, and the differences that DHP makes in it."""
     from engram.report.tables import gains, summary
 
     for made in (summary(results), gains(results)):

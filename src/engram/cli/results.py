@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engram.common.errors import InputError, check_choice
+
+if TYPE_CHECKING:
+    from engram.report.layout import Table
+    from engram.runs.run import Run
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Folder of a run, a sweep or a reproduction.", show_default=False)
@@ -18,40 +23,33 @@ def table(
     folder: Folder,
     format: Annotated[str, typer.Option(help="text, markdown or csv.")] = "text",
 ) -> None:
-    """Print the table of a run; csv has the methods without their differences.
+    """Print the table of a run, a sweep or a reproduction; csv leaves out the differences.
 
     Example: engram table runs/demo --format markdown
     """
     check_choice("format", format, ("text", "markdown", "csv"))
+    from engram.report.tables import summary
+
+    runs = _open(folder)
+    if format == "csv":
+        for name, run in runs.items():
+            made = summary(run.results)
+            print((_with_run(made, name) if len(runs) > 1 else made).to_csv(), end="")
+        return
+    tables = _tables(folder, runs)
+    if format == "markdown":
+        print("\n".join(made.to_markdown() for made in tables), end="\n")
+        return
     from rich.console import Console
 
-    from engram.cli.display import print_line, print_tables
-    from engram.report.tables import gains, summary
-    from engram.runs.run import open_runs
+    from engram.cli.display import print_line, print_table
 
-    runs = open_runs(folder, dynamics=False)
-    with_results = {name: run for name, run in runs.items() if run.results}
-    problems = [problem for run in runs.values() for problem in run.problems.values()]
-    if not with_results:
-        raise InputError(problems[0] if problems else f"there are no results in {folder} yet")
-    if format == "csv" and len(with_results) > 1:
-        raise InputError(f"{folder} holds several runs: name one of them, such as {folder / next(iter(with_results))}")
     console = Console()
-    for name, run in with_results.items():
-        if format == "csv":
-            print(summary(run.results).to_csv(), end="")
-            return
-        if len(with_results) > 1:
-            print(name if format == "text" else f"## {name}\n")
-        if format == "text":
-            print_tables(run.results, console)
-        else:
-            for made in (summary(run.results), gains(run.results)):
-                print("" if made is None else made.to_markdown())
-        if not run.finished and format == "text":
-            print_line(console, f"This run is not finished; `engram run --resume {folder}` resumes it.")
-    for problem in problems:
-        print_line(console, problem)
+    for made in tables:
+        print_table(made, console)
+    for name, run in runs.items():
+        for line in _notes(run):
+            print_line(console, f"{name}: {line}" if len(runs) > 1 else line)
 
 
 def figures(
@@ -59,7 +57,7 @@ def figures(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to draw.", show_default="DIR/figures")] = None,
     format: Annotated[str, typer.Option(help="png, pdf, csv (the numbers), or several: png,csv.")] = "png,pdf,csv",
 ) -> None:
-    """Draw the figures of a run, and write their numbers.
+    """Draw the figures of a run, a sweep or a reproduction, and write their numbers.
 
     Example: engram figures runs/demo --format png
     """
@@ -88,3 +86,41 @@ def report(
     from engram.reproduction.page import write_report
 
     print(write_report(folder, out))
+
+
+def _open(folder: Path) -> dict[str, Run]:
+    """The runs of a folder that have results; there is at least one."""
+    from engram.runs.run import open_runs
+
+    runs = open_runs(folder, dynamics=False)
+    found = {name: run for name, run in runs.items() if run.results}
+    if not found:
+        problems = [problem for run in runs.values() for problem in run.problems.values()]
+        raise InputError(problems[0] if problems else f"there are no results in {folder} yet")
+    return found
+
+
+def _tables(folder: Path, runs: dict[str, Run]) -> list[Table]:
+    """The tables of a reproduction as a whole, then those of each run."""
+    from engram.report.tables import gains, summary
+    from engram.reproduction.folder import holds_reproduction, read_reproduction
+    from engram.reproduction.page import reproduction_tables
+
+    tables = reproduction_tables(read_reproduction(folder)) if holds_reproduction(folder) else []
+    for name, run in runs.items():
+        own = [made for made in (summary(run.results), gains(run.results)) if made is not None]
+        tables += [replace(made, title=f"{name}: {made.title}") for made in own] if len(runs) > 1 else own
+    return tables
+
+
+def _with_run(table: Table, name: str) -> Table:
+    """A table with the name of its run in a first column."""
+    return replace(table, columns=("run", *table.columns), rows=[(name, *row) for row in table.rows])
+
+
+def _notes(run: Run) -> list[str]:
+    """What is missing from a run."""
+    notes = [f"{label}: {problem}" for label, problem in run.problems.items()]
+    if not run.finished:
+        notes.append(f"This run is not finished; `engram run --resume {run.path}` resumes it.")
+    return notes

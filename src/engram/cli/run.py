@@ -1,4 +1,7 @@
-"""`engram run`: start a run, or resume one. The options that `sweep` and `reproduce` share are declared here."""
+"""`engram run`: start a run, or resume whatever a folder holds.
+
+The options that `sweep` and `reproduce` share are declared here.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,8 @@ def run(
         typer.Option(metavar="LOG", help="tensorboard: event files in DIR/tensorboard.", show_default=False),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Resume the run in this folder.", show_default=False)
+        Path | None,
+        typer.Option(metavar="DIR", help="Resume the run, sweep or reproduction in this folder.", show_default=False),
     ] = None,
 ) -> None:
     """Run methods on a benchmark, show their progress, and save the results.
@@ -108,15 +112,14 @@ def run(
     """
     if resume is not None:
         _refuse_other_options(context)
-        _resume(resume, data, engine, address)
+        _resume(context, resume, data, engine, address)
         return
     if benchmark is None:
         raise InputError(f"BENCHMARK is missing: {', '.join(BENCHMARKS.names())}; or resume a run: --resume DIR")
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
-    configs = configs_of(benchmark, methods, changes, steady)
-    by_method = {config.method: config for config in configs}
-    _start(by_method, data, (device, precision, stack), (engine, address), out, log, command_line(context))
+    configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady)}
+    _start(configs, data, (device, precision, stack), (engine, address), out, log, command_line(context))
 
 
 def _start(
@@ -132,8 +135,7 @@ def _start(
     from engram.engine.runtime import Runtime
     from engram.runs.start import check_run, default_folder, start_run
 
-    console = Console()
-    first = next(iter(configs.values()))
+    console, first = Console(), next(iter(configs.values()))
     folder = out or default_folder(first.benchmark)
     with start_engine(*engine) as started:
         runtime = Runtime(*how, engine=started)
@@ -153,13 +155,14 @@ def _start(
     _finish(run, console)
 
 
-def _resume(folder: Path, data: str | None, engine: str, address: str | None) -> None:
+def _resume(context: typer.Context, folder: Path, data: str | None, engine: str, address: str | None) -> None:
     from engram.engine import start_engine
     from engram.runs.run import saved_arguments
     from engram.runs.start import read_unfinished, resume_run
 
     if (arguments := saved_arguments(folder)) is not None:
-        _run_again(arguments, folder, data, engine, address)
+        changes = {"out": folder, "engine": engine, "address": address}
+        _run_again(context, arguments, folder, changes | ({"data": data} if data is not None else {}))
         return
     console = Console()
     configs, _ = read_unfinished(folder)
@@ -169,23 +172,16 @@ def _resume(folder: Path, data: str | None, engine: str, address: str | None) ->
     _finish(run, console)
 
 
-def _run_again(arguments: list[str], folder: Path, data: str | None, engine: str, address: str | None) -> None:
-    """Run the command of a sweep or a reproduction again, which resumes it."""
-    from engram.cli.main import main
-
-    if arguments[0] not in ("sweep", "reproduce"):
-        raise InputError(f"{folder} was not left by engram sweep or engram reproduce")
-    given = {"--out": str(folder), "--data": data, "--engine": engine, "--address": address}
-    changed = {name: value for name, value in given.items() if value is not None}
-    kept: list[str] = []
-    skip = False
-    for word in arguments:
-        name, _, value = word.partition("=")
-        if skip or name in changed:
-            skip = not skip and name in changed and not value
-        else:
-            kept.append(word)
-    main([*kept, *(word for pair in changed.items() for word in pair)])
+def _run_again(context: typer.Context, arguments: list[str], folder: Path, changes: dict[str, Any]) -> None:
+    """Run the command of a sweep or a reproduction again, which trains what is not finished."""
+    name, *words = arguments
+    if name not in ("sweep", "reproduce"):
+        raise InputError(f"{folder} was not made by engram sweep or engram reproduce")
+    root: Any = context.find_root()
+    command = root.command.commands[name]
+    with command.make_context(name, words, parent=root, obj=arguments) as again:
+        again.params |= changes
+        command.invoke(again)
 
 
 def _refuse_other_options(context: typer.Context) -> None:
@@ -230,7 +226,7 @@ def resume_hint(folder: Path) -> str:
 
 def command_line(context: typer.Context) -> str:
     """The command as it was typed, for whoever wants to run it again."""
-    return shlex.join(["engram", *context.find_root().obj])
+    return shlex.join(["engram", *context.obj])
 
 
 def given_changes(settings: list[str] | None, **options: Any) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from engram.common.registry import BENCHMARKS
 from engram.config.methods import all_methods
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from engram.report.layout import Table
+    from engram.runs.run import Run
     from engram.runs.store import Listing, Report
 
 runs_app = typer.Typer(help="List, show, compare and export the runs of a folder.", no_args_is_help=True)
@@ -70,16 +73,17 @@ def list_runs(
 
     check_choice("format", format, ("table", "json", "csv"))
     chosen = [name.strip() for name in settings.split(",")] if settings else []
+    columns = shown_columns(chosen)
     given = {"method": method, "benchmark": benchmark, "dataset": dataset, "state": state}
     conditions = parse_conditions(given, where or ())
-    columns = shown_columns(chosen)
-    rows = select(_list(folder).rows, conditions, sort=sort, limit=limit)
+    found = select(_list(folder).rows, conditions, sort=sort, limit=limit)
+    rows = [{name: row[name] for name in columns} for row in found]
     if format == "json":
-        print(json.dumps([{name: row[name] for name in columns} for row in rows], indent=1))
+        print(json.dumps(rows, indent=1))
     elif format == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([in_csv(row[name]) for name in columns] for row in rows)
+        writer.writerows([in_csv(value) for value in row.values()] for row in rows)
     else:
         print(_listing(rows, chosen, folder).to_text(), end="")
 
@@ -88,35 +92,39 @@ def list_runs(
 def show_run(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs.", show_default=False)],
 ) -> None:
-    """Show one run: its results, changed settings, versions, data and times.
+    """Show a run, a sweep or a reproduction: results, changed settings, versions, data and times.
 
     Example: engram runs show runs/demo
     """
     from rich.console import Console
 
-    from engram.cli.display import print_line, print_table, print_tables
-    from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
-    from engram.report.layout import Table
     from engram.runs.run import open_runs
 
     console = Console()
-    for name, found in open_runs(_path_of(run), dynamics=False).items():
-        about = found.about
-        states = dict.fromkeys(found.state(label) for label in found.configs)
-        facts = {"state": ", ".join(states)}
-        facts |= {key: str(about[key]) for key in ("command", "started", "finished") if about.get(key)}
-        facts |= {"time": taken} if (taken := time_taken(about)) else {}
-        print_table(Table(str(found.path or name), ("what", "value"), list(facts.items())), console)
-        if found.results:
-            print_tables(found.results, console)
-            for made in (changes_table(found.results), versions_table(about), data_table(about)):
-                if made is not None:
-                    print_table(made, console)
-        for label in found.configs:
-            if label in found.problems:
-                print_line(console, f"{label}: {found.problems[label]}")
-            elif label not in found.results:
-                print_line(console, f"{label}: no trials yet")
+    for found in open_runs(_path_of(run), dynamics=False).values():
+        _show(found, console)
+
+
+def _show(run: Run, console: Console) -> None:
+    from engram.cli.display import print_line, print_table, print_tables
+    from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
+    from engram.report.layout import Table
+
+    about, results = run.about, run.results
+    facts = {"state": ", ".join(dict.fromkeys(run.state(label) for label in run.configs))}
+    facts |= {name: str(about[name]) for name in ("command", "started", "finished") if about.get(name)}
+    facts |= {"time": taken} if (taken := time_taken(about)) else {}
+    print_table(Table(str(run.path), ("what", "value"), list(facts.items())), console)
+    if results:
+        print_tables(results, console)
+        for made in (changes_table(results), versions_table(about), data_table(about)):
+            if made is not None:
+                print_table(made, console)
+    for label in run.configs:
+        if label in run.problems:
+            print_line(console, f"{label}: {run.problems[label]}")
+        elif label not in results:
+            print_line(console, f"{label}: no trials yet")
 
 
 @runs_app.command("compare")
@@ -142,8 +150,8 @@ def compare_runs(
     sides = sides_of(opened)
     for made in (settings_table(sides), accuracy_table(sides), differences_table(sides)):
         print_table(made, console)
-    for name, found in opened.items():
-        for label, problem in found.problems.items():
+    for name, run in opened.items():
+        for label, problem in run.problems.items():
             print_line(console, f"{label} of {name} is left out: {problem}")
 
 

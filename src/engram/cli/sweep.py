@@ -24,6 +24,7 @@ from engram.cli.run import (
     command_line,
     configs_of,
     given_changes,
+    resume_hint,
 )
 from engram.common.errors import InputError
 from engram.common.registry import BENCHMARKS
@@ -81,8 +82,8 @@ def sweep(
 ) -> None:
     """Try many settings, drop those that are clearly worse, and print the best with error bars.
 
-    Settings are chosen on held-out training samples, with a seed that no result uses. The same command resumes a sweep
-    that was stopped.
+    Settings are chosen on held-out training samples, with a seed that no result uses. The same command, or
+    `engram run --resume DIR`, resumes a sweep that was stopped.
 
     Example: engram sweep split-mnist --methods si,dhp+si --grid strength=0.1,1,10 --dataset mnist-small --trials 3
     """
@@ -121,7 +122,7 @@ def _run(
     from engram.runs.sweep.run import run_sweep
 
     console = Console()
-    with start_engine(*engine) as started, interruptible(lambda: f"`{command}` resumes it", console) as interruption:
+    with start_engine(*engine) as started, interruptible(lambda: resume_hint(folder), console) as interruption:
         runtime = Runtime(*how, engine=started)
         check_run({base.method: base for base in plan.bases}, runtime, dynamics=False)  # before anything is downloaded
         with interruption.at_once():
@@ -136,8 +137,6 @@ def _run(
                 report=show,
                 stop_asked=interruption.asked,
             )
-    if not (folder / "sweep.json").exists():
-        raise InputError(f"{folder} was removed, so the results of the sweep cannot be written there")
     _finish(plan, tried, folder, console)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class Custom:
 
 NOTHING_CUSTOM = Custom()
 PRECISIONS = ("tf32", "float32", "float64")
+# Weights are drawn from PyTorch's global generator, by one thread at a time: the parts of a reproduction may run at once.
+_DRAWING = threading.RLock()
 MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
 
@@ -108,7 +111,7 @@ def build_model(
 ) -> Network:
     """The network of one trial. All methods of a trial start with the same features and slow weights."""
     try:
-        with torch.random.fork_rng(devices=[]):
+        with _DRAWING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # not the GPU's
             features = build_features(config, input_shape) if custom.features is None else custom.features()
             if custom.features is None and config.initialisation == "he":
