@@ -50,7 +50,7 @@ class Custom:
 
 NOTHING_CUSTOM = Custom()
 PRECISIONS = ("tf32", "float32", "float64")
-# Weights are drawn from PyTorch's global generator, by one thread at a time: the parts of a reproduction may run at once.
+# Weights come from PyTorch's global generator, for one thread at a time: parts of a reproduction may train at once.
 _DRAWING = threading.RLock()
 MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
