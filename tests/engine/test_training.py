@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from builders import custom_stream, small_digits
 from engram import InputError, preset
 from engram.config.settings import Config
 from engram.data import streams
+from engram.data.batches import read_inputs
 from engram.engine import stacks
 from engram.engine.build import Custom
 from engram.engine.in_process import InProcess
+from engram.engine.memory import bytes_of
 from engram.engine.progress import Progress
 from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, digest, group_by_tasks
@@ -108,6 +111,17 @@ def test_models_that_do_not_all_fit_are_not_kept_after_they_were_measured(monkey
     assert builder.limit() == 1
     assert not builder._learners
     assert not builder._models
+
+
+def test_a_fifth_of_the_free_memory_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training({"a": config("ewc", strength=1.0)}, digits(), CPU)
+    (builder,) = training.builders
+    learner, batches = builder.learner("a", 0, torch.float32), builder.batches([0], torch.float32)
+    one = bytes_of(learner, read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=torch.float32))
+    monkeypatch.setattr("engram.engine.memory.free_bytes", lambda device: 100 * one)
+    limit = builder.limit()
+    assert limit is not None
+    assert 78 <= limit <= 80
 
 
 # --- configs that learn different tasks
