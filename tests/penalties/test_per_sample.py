@@ -16,7 +16,7 @@ from engram.penalties.per_sample import sum_per_sample
 
 
 def by_loop(model, parameters, objective, function, inputs) -> dict[str, Tensor]:
-    """A backward pass for each sample, then the function, then the sum."""
+    """A backward pass per sample, then the function, then the sum."""
     sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
     for i in range(len(inputs)):
         gradients = torch.autograd.grad(
@@ -215,7 +215,7 @@ def test_a_model_that_cannot_be_mapped_is_taken_sample_by_sample_and_says_so() -
     def objective(outputs: Tensor) -> Tensor:
         return outputs.square().sum(dim=1)
 
-    with pytest.warns(RuntimeWarning, match="a backward pass for each sample"):
+    with pytest.warns(RuntimeWarning, match="one backward pass per sample"):
         sums = sum_per_sample(model, dict(model.named_parameters()), objective, torch.abs, inputs)
     expected = by_loop(model, dict(model.named_parameters()), objective, torch.abs, inputs)
     torch.testing.assert_close(sums["scale"], expected["scale"])

@@ -13,7 +13,7 @@ from engram.penalties import Penalty
 
 @dataclass(frozen=True)
 class Record:
-    """One look at a network in training; the last three are NaN without a trace."""
+    """What is recorded of a network in training at one step; the last three are NaN without a trace."""
 
     trial: int
     task: int
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass
 class Learner:
-    """A model with its penalty and its settings, somewhere on its way through a stream."""
+    """A model with its penalty and its settings, at some step of a stream."""
 
     config: Config
     trial: int
@@ -54,7 +54,15 @@ DYNAMICS = ("eta", "hebb_norm", "alpha_norm")
 
 
 def read_dynamics(model: nn.Module) -> dict[str, Tensor]:
-    """η, ‖Hebb‖ and ‖α‖ of the model's plastic layer, if it has one."""
+    """η, ‖Hebb‖ and ‖α‖ of the model's plastic layer; an empty dict if it has none.
+
+    Args:
+        model: any.
+
+    Example:
+        >>> read_dynamics(Network(features, engram.DHPSoftmax(8, 3)))["eta"]
+        tensor(0.0010)
+    """
     for module in model.modules():
         dynamics = getattr(module, "dynamics", None)
         if callable(dynamics):

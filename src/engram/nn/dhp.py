@@ -122,9 +122,7 @@ class DHPSoftmax(nn.Module):
     ):
         super().__init__()
         if in_features < 1 or out_features < 1:
-            raise InputError(
-                f"DHPSoftmax needs at least one feature and one class, not {in_features} and {out_features}"
-            )
+            raise InputError(f"a layer needs at least one feature and one class, not {in_features} and {out_features}")
         check_choice("alpha", alpha, ("synapse", "uniform"))
         check_choice("eta_range", eta_range, ("unit", "unbounded"))
         if not math.isfinite(eta):
@@ -243,24 +241,11 @@ class DHPSoftmax(nn.Module):
         return self.fast_part_of(self.alpha, self.hebb)
 
     def fast_part_of(self, alpha: Tensor, hebb: Tensor) -> Tensor:
-        """The same for other tensors, also for a stack of layers like this one.
-
-        Args:
-            alpha: α.
-            hebb: Hebb.
-
-        Example:
-            >>> fast = head.fast_part_of(torch.stack([head.alpha] * 2), torch.stack([head.hebb] * 2))
-        """
+        """The same for another α and Hebb, also for those of a stack of layers like this one."""
         return trace.as_matrix(alpha, hebb) * self.read(hebb)
 
     def weight_slopes(self) -> dict[str, Tensor]:
-        """The derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α.
-
-        Example:
-            >>> head.weight_slopes()["weight"].unique()
-            tensor([1.])
-        """
+        """The derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α."""
         slopes = {"weight": torch.ones_like(self.weight)}
         if self.alpha.shape == self.weight.shape:
             slopes["alpha"] = self.read(self.hebb)

@@ -1,4 +1,4 @@
-"""The paper's networks: features, then a head that is told the targets while it learns."""
+"""The paper's networks: features, then a head that gets the targets too in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """Features from inputs, and a head that turns features into logits."""
+    """Features of the inputs, and a head that turns features into logits.
+
+    Args:
+        features: from inputs to features (B, m).
+        head: called as head(features, target).
+
+    Example:
+        >>> model = Network(mlp_features(784, [400], 0.01), engram.DHPSoftmax(400, 10))
+        >>> logits = model(inputs, targets)
+    """
 
     def __init__(self, features: nn.Module, head: nn.Module):
         super().__init__()
@@ -18,11 +27,21 @@ class Network(nn.Module):
         self.head = head
 
     def forward(self, inputs: Tensor, target: Tensor | None = None) -> Tensor:
+        """Logits (B, C) of a batch of inputs; a plastic head needs the targets in training mode."""
         return self.head(self.features(inputs), target)
 
 
 class Standardised(nn.Module):
-    """Inputs less a mean, divided by a standard deviation, both of the dataset."""
+    """Inputs minus a mean, divided by a standard deviation, both of the dataset.
+
+    Args:
+        mean: of all pixels.
+        std: of all pixels.
+
+    Example:
+        >>> Standardised(0.5, 2.0)(torch.tensor([4.5]))
+        tensor([2.])
+    """
 
     def __init__(self, mean: float, std: float):
         super().__init__()
@@ -35,7 +54,15 @@ class Standardised(nn.Module):
 
 @torch.no_grad()
 def initialise_by_he(features: nn.Module, slope: float) -> None:
-    """He's uniform initialisation for LeakyReLU of that slope: activations keep their variance from layer to layer."""
+    """He's uniform initialisation for LeakyReLU of that slope: activations keep their variance from layer to layer.
+
+    Args:
+        features: whose linear and convolutional layers are initialised.
+        slope: of the LeakyReLU.
+
+    Example:
+        >>> initialise_by_he(features, slope=0.01)
+    """
     for layer in features.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.kaiming_uniform_(layer.weight, a=slope)
@@ -44,7 +71,16 @@ def initialise_by_he(features: nn.Module, slope: float) -> None:
 
 
 def mlp_features(num_inputs: int, hidden: Sequence[int], slope: float) -> nn.Sequential:
-    """Fully connected layers with LeakyReLU, of the widths in `hidden`."""
+    """Fully connected layers with LeakyReLU.
+
+    Args:
+        num_inputs: of one sample.
+        hidden: the widths of the layers.
+        slope: of the LeakyReLU.
+
+    Example:
+        >>> features = mlp_features(784, [400, 400], 0.01)
+    """
     layers: list[nn.Module] = [nn.Flatten()]
     for width_in, width_out in itertools.pairwise([num_inputs, *hidden]):
         layers += [nn.Linear(width_in, width_out), nn.LeakyReLU(slope)]
@@ -52,7 +88,17 @@ def mlp_features(num_inputs: int, hidden: Sequence[int], slope: float) -> nn.Seq
 
 
 def cnn_features(num_channels: int, side: int, hidden: Sequence[int], slope: float) -> nn.Sequential:
-    """Two convolutions of 5×5 with 20 and 50 channels, each with LeakyReLU and 2×2 max-pooling, then FC layers."""
+    """Two convolutions of 5×5 with 20 and 50 channels, each with LeakyReLU and 2×2 max-pooling, then FC layers.
+
+    Args:
+        num_channels: of the images.
+        side: of the images, which are square.
+        hidden: the widths of the fully connected layers.
+        slope: of the LeakyReLU.
+
+    Example:
+        >>> features = cnn_features(3, 32, [500], 0.01)
+    """
     pooled = ((side - 4) // 2 - 4) // 2  # a 5×5 kernel takes 4 pixels off, pooling halves
     return nn.Sequential(
         nn.Conv2d(num_channels, 20, kernel_size=5),

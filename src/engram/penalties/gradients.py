@@ -1,4 +1,4 @@
-"""What lies in `.grad`: how much of a penalty's own gradient, and whether it is still what backward() left there."""
+"""What is in `.grad`: how much of a penalty's own gradient, and whether it is still what backward() left there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from engram.nn.distributed import after_averaging, several_processes
 
 @dataclass(frozen=True)
 class Share:
-    """One backward pass that held the penalty's loss."""
+    """One backward pass through a loss that included the penalty's."""
 
-    scale: Tensor  # by what the loss was multiplied
-    fast: dict[str, Tensor]  # the fast parts that it was of, as many times
-    accumulated: int  # gradients that had been accumulated until then
+    scale: Tensor  # the factor by which the loss was multiplied
+    fast: dict[str, Tensor]  # the fast parts at that time, multiplied by the same factor
+    accumulated: int  # the number of gradients accumulated until then
 
 
 class Watch:
-    """Follows the gradient of a weight through a step: how often it was accumulated, in which version it was left."""
+    """Follows the gradient of a weight through a step: how often it was accumulated, and its version afterwards."""
 
     def __init__(self, theta: nn.Parameter):
         self.theta = weakref.ref(theta)
@@ -33,12 +33,12 @@ class Watch:
     def begin_step(self) -> None:
         self.version: int | None = None  # of the gradient, as the last backward() of this step left it
         self.weight_version: int | None = None  # of the weight, when the first gradient of this step was made
-        self.moved = False  # whether the weight was another one for the last gradient than for the first
+        self.moved = False  # whether the weight changed between the first and the last gradient
 
     def __call__(self, theta: Tensor) -> None:
         self.accumulated += 1
         self.note_version()
-        if several_processes():  # the gradient may be averaged over the ranks, in place, before backward() is through
+        if several_processes():  # the gradient may be averaged over the ranks, in place, before backward() ends
             after_averaging(self.note_version)
         if self.weight_version is None:
             self.weight_version = theta._version
@@ -64,7 +64,7 @@ class Gradients:
         self.watches: dict[str, Watch] = {}
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """From a first step on, and not before: Engram's own engine, which has no use for it, never takes one here."""
+        """Watch these weights. Called from the first step on, since Engram's own engine never needs it."""
         for name, theta in parameters.items():
             if name not in self.watches or self.watches[name].theta() is not theta:
                 self.watches[name] = Watch(theta)
@@ -79,14 +79,14 @@ class Gradients:
         return sum(watch.accumulated for watch in self.watches.values())
 
     def note(self, parameters: Mapping[str, nn.Parameter], scale: Tensor, fast: dict[str, Tensor]) -> None:
-        """A backward pass through the penalty's loss begins. What was there of an earlier one may be gone by now."""
+        """A backward pass through the penalty's loss starts. The gradient of an earlier one may have been discarded."""
         own = [theta.grad for theta in parameters.values() if theta.requires_grad and theta.grad is not None]
         if self.shares and (not own or (self.changed() and not any(grad.any() for grad in own))):
-            self.shares = []  # it was thrown away without a step
+            self.shares = []  # it was discarded without a step
         self.shares.append(Share(scale, fast, self.accumulated))
 
     def held(self) -> list[Share]:
-        """The shares that are in `.grad`: a look at the penalty's gradient by torch.autograd.grad put nothing there."""
+        """The shares that are in `.grad`: torch.autograd.grad of the penalty's loss puts nothing there."""
         if not self.watches or not self.shares:
             return self.shares
         until = [share.accumulated for share in self.shares[1:]] + [self.accumulated]
@@ -100,5 +100,5 @@ class Gradients:
 
     @torch.no_grad()
     def scale(self) -> float:
-        """By what the loss that holds the penalty was multiplied, in all."""
+        """The factor by which the penalty's loss was multiplied, over all passes."""
         return float(sum(share.scale for share in self.held()))

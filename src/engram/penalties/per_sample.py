@@ -26,7 +26,7 @@ Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a)
 
 @dataclass(frozen=True)
 class ProductLayer:
-    """A layer whose gradient for a sample is an outer product, and what comes out of it for one batch."""
+    """A layer whose gradient for a sample is an outer product, and the shape of its output for one batch."""
 
     layer: nn.Module
     shape: torch.Size
@@ -45,7 +45,20 @@ def sum_per_sample(
     inputs: Tensor,
     *arguments: Tensor,
 ) -> dict[str, Tensor]:
-    """Σ_b function(∂ objective_b / ∂θ) for each named parameter; the model must be in evaluation mode."""
+    """Σ_b function(∂ objective_b / ∂θ) for each named parameter.
+
+    Args:
+        model: in evaluation mode.
+        parameters: by name.
+        objective: a function of the outputs (B, C) and the arguments, with one value for each sample.
+        function: torch.square or torch.abs.
+        inputs: a batch.
+        arguments: further arguments of `objective`, one row for each sample.
+
+    Example:
+        >>> norm = lambda outputs: outputs.square().sum(dim=1)
+        >>> sums = sum_per_sample(model.eval(), dict(model.named_parameters()), norm, torch.abs, inputs)
+    """
     known = _known.get(model, {})
     if inputs.shape not in known:
         known[inputs.shape] = find_product_layers(model, inputs)
@@ -62,9 +75,18 @@ _known: WeakKeyDictionary[nn.Module, dict[torch.Size, Layers]] = WeakKeyDictiona
 
 @contextmanager
 def known_layers(model: nn.Module, batches: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Within it, the layers are looked for once for each shape of a batch, and for those of `batches` at once.
+    """Within the `with` block, product layers are searched for once for each shape of a batch.
 
-    They are found in the model's autograd graph, which a mapped call does not show: there they must be known before.
+    They are found in the model's autograd graph, which is not visible within `torch.func.vmap`: there the search must
+    come first, with `batches`.
+
+    Args:
+        model: any.
+        batches: inputs of the shapes to search for at once.
+
+    Example:
+        >>> with known_layers(model, [inputs]):
+        ...     sums = sum_per_sample(model, parameters, objective, torch.square, inputs)
     """
     outer = _known.get(model)
     _known[model] = {**(outer or {}), **{inputs.shape: find_product_layers(model, inputs) for inputs in batches}}
@@ -78,13 +100,23 @@ def known_layers(model: nn.Module, batches: Iterable[Tensor] = ()) -> Iterator[N
 
 
 def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) -> Layers:
-    """The layers that are called once, on one row a sample, and whose parameters nothing else uses."""
+    """The layers that are called once, with one row per sample, and whose parameters nothing else uses.
+
+    Args:
+        model: any.
+        inputs: a batch.
+        arguments: further arguments of the model.
+
+    Example:
+        >>> list(find_product_layers(nn.Sequential(nn.Linear(3, 2)), torch.ones(4, 3)))
+        ['0.']
+    """
     candidates = {f"{name}." if name else "": layer for name, layer in model.named_modules() if _has_products(layer)}
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {prefix: [] for prefix in candidates}
 
     def watch(prefix: str) -> Callable:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if args:  # an input passed by name is left to the mapping
+            if args:  # an input passed by name is left to vmap
                 calls[prefix].append((args[0], output))
             return output.clone()  # so that an activation in place does not change the output that is kept
 
@@ -149,7 +181,7 @@ def _sum_by_products(
 
 
 def _has_products(layer: nn.Module) -> bool:
-    """Whether a layer's forward is known: a subclass with a forward of its own may do anything with the weight."""
+    """Whether a layer's forward is known: a subclass that overrides it may do anything with the weight."""
     if isinstance(layer, nn.Conv2d):
         plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return plain and type(layer).forward is nn.Conv2d.forward
@@ -157,7 +189,7 @@ def _has_products(layer: nn.Module) -> bool:
 
 
 def _is_row_a_sample(layer: nn.Module, entered: Tensor, num_samples: int) -> bool:
-    """Of inputs with more axes one cannot know which is the sample's: a sequence may come first."""
+    """Whether each row is a sample: with more axes that is uncertain, since a sequence may come first."""
     return len(entered) == num_samples and entered.ndim == (4 if isinstance(layer, nn.Conv2d) else 2)
 
 
@@ -205,7 +237,7 @@ def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function
 def _patches(layer: nn.Conv2d, entered: Tensor) -> Tensor:
     """What the kernel of a convolution sees, a column for each place.
 
-    As a view that is copied once: `F.unfold` calls a GPU once for every sample, which then does little else.
+    As a view that is copied once: `F.unfold` calls a GPU once for every sample, which takes most of the time.
     """
     assert not isinstance(layer.padding, str)
     if layer.dilation != (1, 1):
@@ -234,7 +266,7 @@ def _sum_by_mapping(
         return {name: function(g).sum(dim=0) for name, g in every(values, inputs, *arguments).items()}
     except RuntimeError as reason:
         warnings.warn(
-            f"importances take a backward pass for each sample, as the model cannot be mapped over samples ({reason})",
+            f"importances take one backward pass per sample, since the model cannot be mapped over samples ({reason})",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,7 +1,7 @@
 """Models one after another: the program for a CPU, and for models that cannot be mapped.
 
-Batching small products gains a CPU nothing: it is as busy with one network as with eighty. So each model takes its
-steps as a module of its own, exactly as it would alone, and where there are several, each thread has its own models.
+On a CPU it saves nothing to batch small products: one network keeps it as busy as eighty. So each model takes its steps
+as its own module, exactly as it would alone, and the models are divided among the threads.
 """
 
 from __future__ import annotations
@@ -20,10 +20,20 @@ from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.program import Batches, accuracy, consolidate_alone
 
-GATHERED = 16  # batches that are read at once for all models of a trial, few enough to stay in a cache
+GATHERED = 16  # batches read at once for all models of a trial, few enough to stay in a cache
 
 
 class OneByOne:
+    """Trains its learners one after another.
+
+    Args:
+        learners: trial after trial.
+        batches: what they learn.
+
+    Example:
+        >>> program = OneByOne(learners, batches)
+    """
+
     def __init__(self, learners: Sequence[Learner], batches: Batches):
         self.learners = list(learners)
         self.batches = batches
@@ -60,7 +70,7 @@ class OneByOne:
 
         learning = [row for row, i in enumerate(chosen) if self.learners[i].learning]
         in_parallel(train_some, [row for row in learning if not self.draws[chosen[row]]], self.device)
-        with own_generators(self.device):  # which all threads share
+        with own_generators(self.device):  # all threads share the generators
             train_some([row for row in learning if self.draws[chosen[row]]])
         return losses
 
@@ -80,7 +90,7 @@ class OneByOne:
             return self.descents[i].step(inputs, targets)
         except InputError:
             raise
-        except ValueError as reason:  # PyTorch's word for a batch of one, to BatchNorm
+        except ValueError as reason:  # what PyTorch raises when BatchNorm gets a batch of one
             where = f"task {self.now[0] + 1} of trial {learner.trial + 1}, on a batch of {len(inputs)}"
             raise InputError(f"the model of {learner.config.method} cannot train in {where}: {reason}") from reason
 
@@ -130,7 +140,16 @@ class OneByOne:
 
 
 def in_parallel(work: Callable[[Sequence[int]], None], items: list[int], device: torch.device) -> None:
-    """Do the work on a CPU with the items divided among threads; where there are fewer items, each has several."""
+    """Do the work, on a CPU with the items divided among threads; with fewer items than threads, each has several.
+
+    Args:
+        work: called with some of the items.
+        items: to be divided.
+        device: other devices use one thread.
+
+    Example:
+        >>> in_parallel(lambda part: train(part), [0, 1, 2], torch.device("cpu"))
+    """
     num_threads = torch.get_num_threads()
     num_workers = min(num_threads, len(items)) if device.type == "cpu" else 1
     if num_workers <= 1:
@@ -145,7 +164,15 @@ def in_parallel(work: Callable[[Sequence[int]], None], items: list[int], device:
 
 @contextmanager
 def threads_each(number: int) -> Iterator[None]:
-    """So many threads for each product; threads that start within it keep to that."""
+    """Within the `with` block, products use this many threads, also in threads that start there.
+
+    Args:
+        number: of threads.
+
+    Example:
+        >>> with threads_each(1):
+        ...     result = a @ b
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

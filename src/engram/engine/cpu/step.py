@@ -36,7 +36,19 @@ class Descent(Protocol):
 
 
 class FactoredDescent:
-    """Steps for the penalties of the quadratic form."""
+    """Steps for the penalties of the quadratic form.
+
+    Args:
+        learner: whose model.
+        penalty: its penalty.
+        factored: the names of the linear layers whose gradients stay products.
+
+    Example:
+        >>> descent = FactoredDescent(learner, form_of(learner.penalty), ["features.1"])
+        >>> descent.begin_task(classes=(0, 1))
+        >>> with descent.steps():
+        ...     loss = descent.step(inputs, targets)
+    """
 
     def __init__(self, learner: Learner, penalty: Quadratic, factored: Sequence[str]):
         self.learner = learner

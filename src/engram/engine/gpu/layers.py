@@ -1,8 +1,8 @@
-"""Layers that a stack runs in a way of its own; all others go through `torch.func.vmap` as they are.
+"""Layers that a stack computes in a faster way; all others go through `torch.func.vmap` as they are.
 
-Within the mapping, each of these is called once for the whole stack: its tensors then have two axes in front, the
-trials (T) and the models of a trial (M), which share their batch. What entered the network's first layer is therefore
-the same for all M: there one wide product serves them all.
+Each of these is called once for the whole stack: its tensors then have two axes in front, the trials (T) and the models
+of a trial (M), which share their batch. So the input of the network's first layer is the same for all M, and one wide
+product serves them all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
 
 
 def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None) -> None:
-    """Make a model's layers ready to be mapped over a stack; only for mapping, from then on."""
+    """Replace the forward passes of a model's layers by those of a stack. The model is then only for vmap.
+
+    Args:
+        model: the skeleton of a section.
+        kernels: the Triton kernels, if there are any.
+        patches: those of convolutions.
+
+    Example:
+        >>> prepare(copy.deepcopy(model), kernels, patches)
+    """
     if kernels is None or patches is None:
         return
     chain = chain_of(model)
@@ -110,7 +119,17 @@ def _halves(layer: nn.Module) -> bool:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kernels: ModuleType | None) -> Tensor:
-    """A model's mean loss over its batch, the outputs outside `classes` masked out."""
+    """A model's mean loss over its batch; outputs outside `classes` take no part.
+
+    Args:
+        logits: (B, C).
+        targets: (B,).
+        classes: the outputs that take part.
+        kernels: the Triton kernels, if there are any.
+
+    Example:
+        >>> loss = cross_entropy(logits, targets, (0, 1), None)
+    """
     if kernels is None:
         return F.cross_entropy(mask_logits(logits, classes), targets)
     others = masked_classes(classes, logits.shape[-1], logits.device)
@@ -147,7 +166,7 @@ class StackedLinear(torch.autograd.Function):
 
 
 class StackedPlastic(torch.autograd.Function):
-    """`PlasticSoftmax` for every model of a stack, in few passes; η and the trace change in place."""
+    """`PlasticSoftmax` for every model of a stack, in few passes over memory; η and the trace change in place."""
 
     @staticmethod
     def forward(
@@ -220,7 +239,7 @@ class StackedBlock(torch.autograd.Function):
 
 
 class StackedCrossEntropy(torch.autograd.Function):
-    """The mean loss of every model of a stack, with its gradient made at once."""
+    """The mean loss of every model of a stack; its gradient is computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, others: Tensor, kernels: ModuleType) -> Tensor:
@@ -236,5 +255,5 @@ class StackedCrossEntropy(torch.autograd.Function):
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Of (T, M, ...) that is the same for all M a (T, ...), else (N, ...)."""
+    """A tensor (T, M, ...) as (T, ...) if it is the same for all M, else as (N, ...)."""
     return tensor[:, 0] if tensor.stride(1) == 0 else tensor.flatten(0, 1)

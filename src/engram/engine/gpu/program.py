@@ -1,8 +1,8 @@
 """Many models as one: the program for a GPU.
 
 The models of an architecture are one section, called as one. A step of all sections (reading the batch, forward and
-backward passes, penalties, traces) is captured once as a CUDA graph, and then replayed: the GPU is told of it with one
-call, and asked for nothing until an epoch ends.
+backward passes, penalties, traces) is captured once as a CUDA graph, and then replayed: one call starts it, and nothing
+is read back from the GPU until an epoch ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engram.engine.program import Batches
 from engram.nn.classes import mask_logits
 
 EVALUATED = 400_000  # samples at a time, over all models, where memory allows
-WEIGHED = 100_000  # the same for importances
+WEIGHED = 100_000  # the same, for importances
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,18 @@ class Part:
 
 
 class Mapped:
+    """Trains its learners together.
+
+    Args:
+        groups: the learners by architecture, each in the order of their trials.
+        batches: what they learn.
+        kernels: the Triton kernels, if there are any.
+
+    Example:
+        >>> program = Mapped([learners], batches, load_kernels(torch.float32))
+    """
+
     def __init__(self, groups: Sequence[Sequence[Learner]], batches: Batches, kernels: ModuleType | None):
-        """`groups` are the learners by architecture, each in the order of their trials."""
         self.batches = batches
         self.place = {trial: place for place, trial in enumerate(batches.trials)}
         self.learners = [learner for group in groups for learner in group]
@@ -52,8 +62,8 @@ class Mapped:
         self.notes: list[str] = []
         self.evaluated = Portion(EVALUATED, "an evaluation", self.notes)
         self.weighed = Portion(WEIGHED, "an importance", self.notes)
-        self.aside = ThreadPoolExecutor(2)  # what can be done while the GPU is at work
-        # `torch.func.grad`, first needed when a task ends, imports this, which takes long enough to be noticed.
+        self.aside = ThreadPoolExecutor(2)  # for work on the CPU while the GPU computes
+        # `torch.func.grad`, first needed when a task ends, imports this, which takes long.
         self.aside.submit(import_module, "torch._dynamo")
         self.drawn: tuple[tuple[int, int], Future[Tensor]] | None = None
         self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
@@ -66,7 +76,7 @@ class Mapped:
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)
-        self.graphs.clear()  # they hold the addresses of the last task's data and pulls
+        self.graphs.clear()  # they refer to the last task's data and pulls
         for section in self.sections:
             section.begin_task()
         sizes = self.batches.sizes(n)
@@ -78,7 +88,7 @@ class Mapped:
         ready = self.drawn is not None and self.drawn[0] == (n, epoch)
         drawn = self.drawn[1].result() if self.drawn is not None and ready else self._draw(n, epoch)
         self.order.copy_(drawn, non_blocking=True)
-        # The next epoch's order is drawn while the GPU is at work on this one.
+        # The next epoch's order is drawn while the GPU computes this one.
         self.drawn = ((n, epoch + 1), self.aside.submit(self._draw, n, epoch + 1))
 
     def _draw(self, n: int, epoch: int) -> Tensor:
@@ -95,7 +105,7 @@ class Mapped:
         key = (trials.start, trials.stop, piece.batch_size)
         steps = piece.num_steps
         if self.captures and key not in self.graphs:
-            self._step(*key)  # for real, and it readies what a capture must find ready
+            self._step(*key)  # a real step, which also prepares what a capture needs
             steps -= 1
             self.graphs[key] = self._captured(*key)
         for _ in range(steps):
@@ -110,7 +120,7 @@ class Mapped:
 
     def _captured(self, first: int, last: int, batch_size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # Only what this thread does can spoil the capture: another may be drawing the next order into pinned memory.
+        # Only this thread's calls may invalidate the capture: another thread may be drawing the next order.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._step(first, last, batch_size)
         return graph
@@ -136,7 +146,7 @@ class Mapped:
         return read_many(store.inputs, chosen, permutations, self.batches.dtype), store.targets[chosen]
 
     def _side_by_side(self, number: int) -> Iterator[None]:
-        """Sections do not wait for each other: each but the first has a branch of the GPU's queue for itself."""
+        """Sections do not wait for each other: each but the first has its own stream of the GPU."""
         if not self.captures:
             yield from [None] * number
             return
@@ -215,7 +225,18 @@ class Mapped:
 
 
 def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`read_inputs` for several trials: rows `chosen` (T, B), pixels in an order of each trial's own (T, pixels)."""
+    """`read_inputs` for several trials.
+
+    Args:
+        inputs: the pixels of all samples.
+        chosen: rows of them (T, B).
+        permutations: the order of the pixels of each trial (T, pixels), if they are permuted.
+        dtype: of what is returned.
+
+    Example:
+        >>> read_many(inputs, chosen, None, torch.float32).shape
+        torch.Size([2, 64, 1, 28, 28])
+    """
     if permutations is None:
         return read_inputs(inputs[chosen], dtype=dtype)
     pixels = inputs.flatten(1)[chosen[:, :, None], permutations[:, None, :]]

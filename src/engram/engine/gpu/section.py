@@ -19,7 +19,16 @@ from engram.nn.dhp import DHPSoftmax
 
 
 class Section:
-    """Learners whose models are alike. Everything has their axis in front: parameters, batches, losses."""
+    """Learners whose models are alike. Everything has their axis in front: parameters, batches, losses.
+
+    Args:
+        learners: of one architecture, trial after trial.
+        kernels: the Triton kernels, if there are any.
+
+    Example:
+        >>> section = Section(learners, None)
+        >>> section.begin_task()
+    """
 
     def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None):
         self.learners = list(learners)
@@ -50,7 +59,11 @@ class Section:
     def step(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], rows: slice) -> Tensor:
         """One step of the models in `rows`; returns their losses before it.
 
-        Batches (T, B, ...) are those of the trials that the rows are of, one after another with as many models each.
+        Args:
+            inputs: (T, B, ...), a batch of each trial; each trial has as many models, one trial after another.
+            targets: (T, B).
+            classes: the outputs that take part.
+            rows: whose.
         """
         axes = (len(inputs), -1)  # trials, and models of a trial
         # Leaves of their own graph: as views of all rows they would lead the gradient back to all rows.
@@ -132,7 +145,7 @@ def load_patches() -> ModuleType:
 
 
 class Called(nn.Module):
-    """Something done with a model, as a module, so that the model's parameters can be exchanged for a stack's."""
+    """A function of a model as a module, so that the model's parameters can be replaced by those of a stack."""
 
     def __init__(self, model: nn.Module, work: Callable[..., Any]):
         super().__init__()

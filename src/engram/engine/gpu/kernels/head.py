@@ -71,8 +71,8 @@ def _read_back(
     fast = slope * tl.load(alpha + place, mask=inside, other=0.0)
     tl.store(by_weight + place, slope, mask=inside)
     tl.store(by_alpha + place, slope * tl.load(hebb + place, mask=inside, other=0.0), mask=inside)
-    felt = tl.sum(fast * tl.load(surprise + place, mask=inside, other=0.0))
-    tl.store(by_eta + model * tl.num_programs(0) + tl.program_id(0), felt)
+    slope_of_eta = tl.sum(fast * tl.load(surprise + place, mask=inside, other=0.0))
+    tl.store(by_eta + model * tl.num_programs(0) + tl.program_id(0), slope_of_eta)
     force = tl.load(in_force + place, mask=inside, other=0.0)
     fast = tl.load(eta_of + model) * fast / tl.maximum(count, 1.0)[None, :]
     for first in range(0, BATCH, BLOCK_BATCH):

@@ -1,4 +1,4 @@
-"""Triton kernels for a stack on a GPU: each does in one pass over memory what would be many."""
+"""Triton kernels of a step: the batch is read, the loss computed, weights and path updated, in one pass each."""
 
 from __future__ import annotations
 
