@@ -1,4 +1,4 @@
-"""Modules, heads and penalties of one's own train as plain PyTorch would, however they are written."""
+"""Custom modules, heads and penalties train as in plain PyTorch, however they are written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import engram
 from builders import assert_numbers_equal, custom_stream
-from engram import MAS, InputError, preset
+from engram import EWC, MAS, SI, InputError, NoPenalty, OnlineEWC, Penalty, preset
 from engram.engine.build import Custom, build_learner
 from engram.engine.choose import reason_against_mapping
 from engram.engine.cpu.step import FactoredDescent, factored_layers
@@ -148,7 +148,7 @@ def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
     assert [theta.requires_grad for theta in learner.model.parameters()] == trained
 
 
-def test_layers_are_run_in_a_way_of_their_own_only_where_their_use_is_certain() -> None:
+def test_layers_are_replaced_only_where_their_use_is_certain() -> None:
     def sole(name: str) -> list[str]:
         chain = chain_of(Network(FEATURES[name](), engram.PlainSoftmax(8, 3)))
         return [link.name for link in chain if link.sole and isinstance(link.layer, nn.Linear)]
@@ -188,7 +188,7 @@ def test_models_that_share_a_tensor_are_refused() -> None:
         engram.run(config, stream=custom_stream(), features=lambda: 3)
 
 
-def test_a_batch_that_a_module_cannot_take_is_told_in_a_sentence() -> None:
+def test_a_batch_that_a_module_cannot_take_is_refused_in_a_sentence() -> None:
     config = preset("custom", "finetune", network="custom", trials=1, epochs=1, batch_size=30)  # and then one of 1
     with pytest.raises(InputError, match="cannot train in task 1 of trial 1, on a batch of 1"):
         engram.run(
@@ -198,7 +198,7 @@ def test_a_batch_that_a_module_cannot_take_is_told_in_a_sentence() -> None:
         )
 
 
-def test_what_dropout_draws_has_an_address() -> None:
+def test_dropout_draws_depend_on_their_position_alone() -> None:
     def features() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(256, 12), nn.Dropout(0.5))
 
@@ -213,7 +213,7 @@ def test_what_dropout_draws_has_an_address() -> None:
 
 
 class Cosine(nn.Module):
-    """A head of one's own."""
+    """A custom head."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -224,7 +224,7 @@ class Cosine(nn.Module):
 
 
 class Squared(MAS):
-    """An importance of one's own."""
+    """A custom importance."""
 
     @classmethod
     def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
@@ -233,14 +233,14 @@ class Squared(MAS):
 
 
 class Absolute(MAS):
-    """A loss of one's own, which is no quadratic form."""
+    """A custom loss, which is not quadratic."""
 
     def loss(self) -> Tensor:
         moved = [(theta - term.anchor[n]).abs().sum() for term in self.terms for n, theta in self.parameters.items()]
         return self.strength * torch.stack(moved).sum() if moved else torch.zeros(())
 
 
-def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
+def test_a_custom_head_and_penalty_train() -> None:
     config = preset("custom", "finetune", hidden=[12], trials=2, epochs=6, batch_size=8, learning_rate=0.1)
     free = engram.run(config, stream=custom_stream(), head=Cosine, device="cpu")
     held = engram.run(
@@ -257,7 +257,78 @@ def test_a_head_and_a_penalty_of_ones_own_train_together_with_others() -> None:
         )
 
 
-def test_a_loss_of_ones_own_is_not_passed_over() -> None:
+class FromAnchors(Penalty):
+    """The same cost by the plain contract: its memory is the anchors of the last task, and nothing else."""
+
+    @classmethod
+    def initial_state(cls, parameters) -> dict[str, Tensor]:
+        return {f"anchor.{name}": theta.detach().clone() for name, theta in parameters.items()}
+
+    def loss(self) -> Tensor:
+        anchors = self.group("anchor")
+        return self.strength * sum((theta - anchors[name]).abs().sum() for name, theta in self.parameters.items())
+
+    def consolidate(self, batches=(), classes=None) -> None:
+        self.state = self.initial_state(self.parameters)
+
+
+def test_a_penalty_of_the_plain_contract_trains_and_remembers() -> None:
+    config = preset("custom", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8, penalty_step="gradient")
+    made: list[FromAnchors] = []
+
+    def penalty(model: nn.Module) -> FromAnchors:
+        made.append(FromAnchors(model, strength=0.01))
+        return made[-1]
+
+    held = engram.run(config, stream=custom_stream(), penalty=penalty, device="cpu")
+    free = engram.run(config, stream=custom_stream(), device="cpu")
+    assert held.dynamics[-1]["loss"] != free.dynamics[-1]["loss"]
+    kept = made[0].state_dict()
+    assert kept.keys() == {f"anchor.{name}" for name in made[0].parameters}
+    other = FromAnchors(made[0].model, strength=1.0)
+    other.load_state_dict({key: 2 * tensor for key, tensor in kept.items()})
+    assert all(torch.equal(other.state[key], 2 * tensor) for key, tensor in kept.items())
+    with pytest.raises(InputError, match="FromAnchors has no proximal step"):
+        other.proximal_step(0.1)
+    with pytest.raises(InputError, match="FromAnchors defines its own `loss` but no `proximal_step`"):
+        engram.run(config.replace(penalty_step="proximal"), stream=custom_stream(), penalty=penalty, device="cpu")
+
+
+def test_a_penalty_declares_the_verbs_that_an_engine_must_call() -> None:
+    model = nn.Linear(3, 2)
+    for kind in (EWC, OnlineEWC, SI, MAS, Squared):
+        assert kind(model, strength=1.0).custom_verbs == ()
+    assert NoPenalty(model).custom_verbs == ()
+    assert Absolute(model, strength=1.0).custom_verbs == ("loss",)
+    assert Freezing(model, strength=1.0).custom_verbs == ("consolidate",)
+    assert FromAnchors(model, strength=1.0).custom_verbs == ("loss", "consolidate")
+
+    class Inherited(Absolute):
+        def after_step(self) -> None:
+            pass
+
+    assert Inherited(model, strength=1.0).custom_verbs == ("loss", "after_step")
+    one = MAS(model, strength=1.0)
+    one.after_step = lambda: None  # set on this one alone
+    assert one.custom_verbs == ("after_step",)
+
+
+def test_importance_is_a_function_of_what_it_is_given() -> None:
+    """Of another model, state and settings than the penalty's own; and nothing changes."""
+    torch.manual_seed(0)
+    own, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    penalty = SI(own, strength=1.0, xi=0.1)
+    before = penalty.state_dict()
+    parameters = dict(other.named_parameters())
+    state = {f"path.{name}": torch.full_like(theta, 3.0) for name, theta in parameters.items()}
+    state |= {f"start.{name}": theta.detach() - 1 for name, theta in parameters.items()}
+    found = penalty.importance(other, parameters, state, {"xi": 0.5}, [])
+    for name in parameters:
+        torch.testing.assert_close(found[name], torch.full_like(found[name], 2.0))  # 3 / (1² + ½)
+        assert torch.equal(penalty.state[f"path.{name}"], before[f"path.{name}"])
+
+
+def test_a_custom_loss_is_not_ignored() -> None:
     config = preset("custom", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8)
     with pytest.raises(InputError, match="Absolute defines its own `loss` but no `proximal_step`"):
         engram.run(config, stream=custom_stream(), penalty=lambda model: Absolute(model, strength=1.0))
@@ -283,7 +354,7 @@ class ChangesLargeBatches(nn.Module):
         return x.mul_(3) if len(x) > 2 else 3 * x
 
 
-def test_a_change_in_place_that_a_small_batch_did_not_show_is_told() -> None:
+def test_a_change_in_place_that_a_small_batch_did_not_show_is_refused() -> None:
     features = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(256), nn.Linear(256, 8), ChangesLargeBatches())
     config = preset("custom", "finetune", network="custom", trials=1, epochs=1, batch_size=8)
     with pytest.raises(InputError, match="was changed in place"):
@@ -298,7 +369,7 @@ class Freezing(MAS):
         self.model.features[1].requires_grad_(False)
 
 
-def test_a_layer_that_is_frozen_on_the_way_stays_as_it_is() -> None:
+def test_a_layer_frozen_between_tasks_stays_the_same() -> None:
     seen = []
 
     def penalty(model: nn.Module) -> Freezing:
@@ -308,7 +379,7 @@ def test_a_layer_that_is_frozen_on_the_way_stays_as_it_is() -> None:
     kept: list[Tensor] = []
 
     def watch(progress: engram.Progress) -> None:
-        if progress.results is not None:
+        if progress.task_ended:
             kept.append(seen[-1].features[1].weight.detach().clone())
 
     config = preset("custom", "finetune", hidden=[6], trials=1, epochs=1, batch_size=8)
@@ -350,7 +421,7 @@ class Infinite(MAS):
         return {name: torch.full_like(theta, float("inf")) for name, theta in parameters.items()}
 
 
-def test_importances_that_are_no_numbers_end_a_trial() -> None:
+def test_importances_that_are_not_finite_end_a_trial() -> None:
     config = preset("custom", "finetune", hidden=[6], trials=2, epochs=1, batch_size=8)
     result = engram.run(
         config, stream=custom_stream(), penalty=lambda model: Infinite(model, strength=1.0), device="cpu"
