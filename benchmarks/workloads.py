@@ -20,6 +20,8 @@ from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
 from engram.engine.learner import Learner
 from engram.engine.program import Batches
+from engram.penalties.quadratic import form_of
+from engram.penalties.terms import TERMS
 
 HEADS = ("plain", "matched", "dhp")
 PENALTIES = ("none", "si", "online-ewc", "mas", "ewc")
@@ -138,7 +140,8 @@ def memory_of(learners: Sequence[Learner]) -> Memory:
 
 
 def _memory_of_one(learner: Learner) -> tuple[int, ...]:
-    penalty = learner.penalty
+    penalty = form_of(learner.penalty)
+    assert penalty is not None
     pull = penalty.pull(learner.config.learning_rate, learner.config.penalty_step)
     return (
         bytes_of(learner.model.parameters()),
@@ -146,5 +149,5 @@ def _memory_of_one(learner: Learner) -> tuple[int, ...]:
         bytes_of(omega for term in penalty.terms for omega in term.importance.values()),
         bytes_of(anchor for term in penalty.terms for anchor in term.anchor.values()),
         0 if pull is None else bytes_of([*pull.gain.values(), *pull.shift.values()]),
-        bytes_of(tensor for key, tensor in penalty.state.items() if not key.startswith("terms.")),
+        bytes_of(tensor for name, tensor in penalty.state.items() if not name.startswith(TERMS)),
     )

@@ -110,8 +110,8 @@ def test_memory_counts_each_tensor_once() -> None:
     assert held.parameters == weights + 4 * (4000 + 1)  # α and η
     assert held.traces == 4 * 4000
     assert (held.importances, held.anchors, held.pulls) == (weights, weights, 2 * weights)
-    assert held.paths == 2 * weights  # path and start; the step before has no copy of its own yet
-    assert held.total == held.parameters + held.traces + 6 * weights
+    assert held.paths == 3 * weights  # the path, and the weights at its start and before the step
+    assert held.total == held.parameters + held.traces + 7 * weights
 
 
 # --- times

@@ -19,6 +19,7 @@ from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.engine.build import build_model, build_penalty
 from engram.nn.classes import mask_logits
+from engram.penalties.quadratic import form_of
 from engram.sklearn.labels import as_python
 
 LARGEST_GRADIENT = 1.0  # its norm, so that a step stays finite for features of any size, even unscaled ones
@@ -65,8 +66,9 @@ class ContinualLearner:
         self.model = model.to(device)
         vars(self.model.head)["check_values"] = False  # `_step` checks them, with a better message
         self.penalty = build_penalty(config, 0, self.model)
-        # SI has all it needs when a task ends; the others need samples of the task.
-        needs_samples = config.penalty not in (None, "si")
+        # A penalty with a path (SI) has all it needs when a task ends; the others need samples of the task.
+        form = form_of(self.penalty)
+        needs_samples = config.penalty is not None and (form is None or form.path_group is None)
         self.memory = Reservoir(memory_size if needs_samples else 0, config.seed)
         self.seen: list[int] = []  # the classes of all samples so far
         self.classes: list[int] = []  # those of the current task
