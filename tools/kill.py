@@ -1,17 +1,17 @@
-"""Kills Engram at random moments, again and again, and compares what it leaves with what it leaves in peace.
+"""Kill Engram at random moments, again and again, and compare what it leaves with an undisturbed run.
 
     python tools/kill.py --kills 50
 
-Four commands are killed with SIGKILL: a run, a run in several stacks, a sweep, and a report. Each is started again by
-what a person would type (`engram run --resume`, or the same command), until it comes to its end. Then every number must
-be that of the command that nobody killed; after every kill each file of a finished trial must be readable and hold what
-it held before.
+Four commands are killed with SIGKILL: a run, a run in several stacks, a sweep, and a report. Each is started again with
+what a person would type (`engram run --resume`, or the same command) until it finishes. Then every number must be that
+of the undisturbed command; and after every kill, everything that was complete before must still be there, unchanged.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
-import json
+import math
 import os
 import random
 import shutil
@@ -23,87 +23,82 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.progress import track
 
 from engram.common.errors import InputError
-from engram.runs.result import read_run
-from engram.runs.sheets import read_sheet
+from engram.runs.run import find_runs, read_run
 
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = ["--dataset", "mnist-small", "--epochs", "2", "--set", "hidden=[16]", "--set", "max_samples=2000",
          "--set", "batch_size=10"]  # fmt: skip
+# The command as it is, but with a checkpoint wherever one is possible: otherwise a run of a few seconds has none.
+COMMAND = """
+from engram.engine.checkpoint import Checkpoints
+Checkpoints.is_due = lambda self, task_ended: True
+from engram.cli.main import main
+main()
+"""
+State = dict[str, str]  # a digest or text for each thing that must not change
 
 
 @dataclass(frozen=True)
 class Work:
-    """A command to be killed: how it begins, how it goes on, and what it leaves."""
+    """A command to kill: its arguments at the start and when resumed, and what it leaves."""
 
     name: str
-    begin: Callable[[Path], list[str]]
-    go_on: Callable[[Path], list[str]]
+    start: Callable[[Path], list[str]]
+    resume: Callable[[Path], list[str]]
     finished: Callable[[Path], bool]
-    left: Callable[[Path], dict[str, str]]  # a digest for each thing that must be the same in the end
-    complete: Callable[[Path], dict[str, str]]  # a digest for each thing that is complete so far, and must stay
+    final: Callable[[Path], State]  # what must be equal in the end
+    complete: Callable[[Path], State]  # what is complete so far, and must stay
 
 
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def files(folder: Path, *patterns: str) -> dict[str, str]:
+def digests(folder: Path, *patterns: str) -> State:
     found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
-    return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in found}
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
-def sheets(folder: Path) -> dict[str, str]:
-    """The numbers of each sheet, without the times."""
-    found = {}
-    for path in sorted(folder.glob("rungs/*.json")):
-        numbers = {label: result.accuracy.tolist() for label, result in read_sheet(path).entries.items()}
-        found[path.name] = digest(repr(numbers).encode())
+def tasks_learned(folder: Path) -> State:
+    """The accuracies of every label, trial and task that the runs in a folder have recorded."""
+    found: State = {}
+    for path in find_runs(folder) if folder.is_dir() else []:
+        try:
+            run = read_run(path)
+        except InputError as reason:
+            if "before it started" in str(reason) or "no results yet" in str(reason):
+                continue
+            raise
+        if run.problems:
+            raise InputError("; ".join(run.problems.values()))
+        for label, result in run.results.items():
+            for trial, matrix in zip(result.trials, result.accuracy, strict=True):
+                for task, row in enumerate(matrix):
+                    if math.isfinite(row[task]):
+                        found[f"{path.relative_to(folder)} {label} {trial} {task}"] = repr(row[: task + 1].tolist())
     return found
 
 
-def tasks_learned(folder: Path) -> dict[str, str]:
-    """Of each method, trial and task that a run has written down: what it says of it."""
-    if not (folder / "run.json").exists() or not (folder / "run.json").read_text():
-        return {}
-    try:
-        _, results = read_run(folder)
-    except InputError as reason:
-        if "no results yet" in str(reason):
-            return {}
-        raise
-    return {
-        f"{result.config.method} {trial} {task}": repr(result.accuracy[trial, task, : task + 1].tolist())
-        for result in results
-        for trial in range(len(result.accuracy))
-        for task in range(result.config.num_tasks)
-        if result.accuracy[trial, task, task] == result.accuracy[trial, task, task]
-    }
-
-
-def is_finished(folder: Path) -> bool:
+def has_run(folder: Path) -> bool:
     path = folder / "run.json"
-    return path.exists() and bool(path.read_text()) and "finished" in json.loads(path.read_text())
+    return path.exists() and path.stat().st_size > 0
 
 
 def a_run(stack: int | None) -> Work:
-    def begin(folder: Path) -> list[str]:
+    def start(folder: Path) -> list[str]:
         limit = [] if stack is None else ["--stack", str(stack)]
         return ["run", "split-mnist", "--methods", "si,dhp+mas", "--trials", "2", *SMALL, *limit, "--out", str(folder)]
 
-    def go_on(folder: Path) -> list[str]:
-        began = (folder / "run.json").exists() and (folder / "run.json").stat().st_size > 0
-        return ["run", "--resume", str(folder)] if began else begin(folder)
+    def resume(folder: Path) -> list[str]:
+        return ["run", "--resume", str(folder)] if has_run(folder) else start(folder)
 
-    def left(folder: Path) -> dict[str, str]:
-        return files(folder, "*/*.json", "*/*.csv", "*/*.toml")
+    def finished(folder: Path) -> bool:
+        return has_run(folder) and read_run(folder).finished
 
-    return Work("run" if stack is None else "run in stacks", begin, go_on, is_finished, left, tasks_learned)
+    def final(folder: Path) -> State:
+        return digests(folder, "results.json", "dynamics.csv")
+
+    return Work("run" if stack is None else "run in stacks", start, resume, finished, final, tasks_learned)
 
 
 def a_sweep() -> Work:
@@ -111,10 +106,13 @@ def a_sweep() -> Work:
         axes = ["--grid", "strength=0.1,1,10,100,1000"]
         return ["sweep", "split-mnist", "--methods", "dhp+si", "--trials", "3", *axes, *SMALL, "--out", str(folder)]
 
-    def left(folder: Path) -> dict[str, str]:
-        return {**files(folder, "points.csv", "*.toml", "sweep.png"), **sheets(folder)}
+    def final(folder: Path) -> State:
+        return digests(folder, "*.csv", "*.toml", "*.png", "runs/*/results.json", "runs/*/dynamics.csv")
 
-    return Work("sweep", command, command, lambda folder: (folder / "best-dhp+si.toml").exists(), left, sheets)
+    def finished(folder: Path) -> bool:
+        return (folder / "best-dhp+si.toml").exists()
+
+    return Work("sweep", command, command, finished, final, tasks_learned)
 
 
 def a_report(run: Path) -> Work:
@@ -122,124 +120,102 @@ def a_report(run: Path) -> Work:
         folder.mkdir(exist_ok=True)
         return ["report", str(run), "--out", str(folder / "report.html")]
 
-    def left(folder: Path) -> dict[str, str]:
-        return files(folder, "*.html")
+    def final(folder: Path) -> State:
+        return digests(folder, "*.html")
 
-    def complete(folder: Path) -> dict[str, str]:
-        return {**left(folder), **tasks_learned(run)}
+    def complete(folder: Path) -> State:
+        return {**final(folder), **tasks_learned(run)}
 
-    return Work("report", command, command, lambda folder: bool(left(folder)), left, complete)
+    return Work("report", command, command, lambda folder: bool(final(folder)), final, complete)
 
 
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+def launch(arguments: list[str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", QUICKLY_KEPT, *arguments]
+    command = [sys.executable, "-c", COMMAND, *arguments]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 
 
-# The command as it is, but with a checkpoint wherever there can be one: else a run of a few seconds has none.
-QUICKLY_KEPT = """
-import engram.checkpoint
-engram.checkpoint.Checkpoints.is_due = lambda self, task_ended: True
-from engram.cli import main
-main()
-"""
-
-
-def time_of(work: Work, folder: Path) -> float:
-    """Do the work in peace."""
-    began = time.monotonic()
-    process = start(work.begin(folder))
-    _, said = process.communicate()
+def run_undisturbed(work: Work, folder: Path) -> float:
+    """Run the command to its end; returns its seconds."""
+    started = time.monotonic()
+    process = launch(work.start(folder))
+    _, errors = process.communicate()
     if process.returncode != 0:
-        raise SystemExit(f"{work.name} failed though nobody killed it: {said.decode()}")
-    return time.monotonic() - began
+        raise SystemExit(f"{work.name} failed undisturbed: {errors.decode()}")
+    return time.monotonic() - started
 
 
-def torment(work: Work, folder: Path, kills: int, seconds: float, chance: random.Random) -> tuple[int, list[str]]:
-    """Kill the work so many times, and begin anew when it has ended; returns the kills, and what was wrong."""
-    wrong: list[str] = []
-    peace = folder / "peace"
-    wanted = work.left(peace)
-    done, life = 0, 0
-    own = folder / "life-0"
+def kill_repeatedly(work: Work, folder: Path, kills: int, seconds: float, draw: random.Random) -> list[str]:
+    """Kill the command so many times, starting over whenever it has finished; returns what was wrong."""
+    expected = work.final(folder / "undisturbed")
+    faults: list[str] = []
+    number = 0
+    path = folder / "killed-0"
     for _ in track(range(kills), description=f"{work.name}: {kills} kills"):
-        while True:
-            before = work.complete(own)
-            process = start(work.go_on(own) if own.exists() else work.begin(own))
+        killed = False
+        while not killed:
+            before = work.complete(path)
+            process = launch(work.resume(path) if path.exists() else work.start(path))
             try:
-                process.communicate(timeout=chance.uniform(0.3, 1.0) * seconds)
+                _, errors = process.communicate(timeout=draw.uniform(0.3, 1.0) * seconds)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
-                done += 1
-                wrong += check(work, own, before)
+                killed = True
+                faults += lost(work, path, before)
             else:
-                wrong += [f"{work.name} ended with {process.returncode}"] if process.returncode else []
-            if work.finished(own):  # in its last moment, or before it could be killed
-                wrong += ended(work, own, wanted)
-                life += 1
-                own = folder / f"life-{life}"
-            if process.returncode < 0:
-                break
-    process = start(work.go_on(own) if own.exists() else work.begin(own))
-    _, said = process.communicate()
+                if process.returncode:
+                    faults.append(f"{work.name} could not be resumed: {errors.decode().strip()}")
+            if work.finished(path):  # before it could be killed, or in its last moment
+                faults += differences(work, path, expected)
+                number += 1
+                path = folder / f"killed-{number}"
+    process = launch(work.resume(path) if path.exists() else work.start(path))
+    _, errors = process.communicate()
     if process.returncode != 0:
-        wrong.append(f"{work.name} did not go on: {said.decode().strip()}")
-    return done, wrong + ended(work, own, wanted)
+        faults.append(f"{work.name} could not be resumed: {errors.decode().strip()}")
+    return faults + differences(work, path, expected)
 
 
-def check(work: Work, folder: Path, before: dict[str, str]) -> list[str]:
-    """What was complete before a kill must be there after it, as it was."""
+def lost(work: Work, folder: Path, before: State) -> list[str]:
+    """What was complete before a kill and is not there any more."""
     try:
         after = work.complete(folder)
     except (InputError, ValueError, OSError) as reason:
         return [f"{work.name}: a file is damaged after a kill: {reason}"]
-    return [
-        f"{work.name}: {name} was complete and is lost or changed"
-        for name, value in before.items()
-        if after.get(name) != value
-    ]
+    changed = [name for name, value in before.items() if after.get(name) != value]
+    return [f"{work.name}: {name} was complete, and is lost or changed" for name in changed]
 
 
-def ended(work: Work, folder: Path, wanted: dict[str, str]) -> list[str]:
-    """What is not as the work in peace left it."""
-    found = work.left(folder)
-    wrong = [
-        f"{work.name}: {name} differs from that of the work in peace"
-        for name in wanted
-        if found.get(name) != wanted[name]
-    ]
-    halves = [str(path) for path in folder.rglob(".*") if path.is_file()]
-    return wrong + [f"{work.name}: {path} was left behind" for path in halves]
+def differences(work: Work, folder: Path, expected: State) -> list[str]:
+    """What is not as the undisturbed command left it."""
+    found = work.final(folder)
+    faults = [f"{work.name}: {name} is not as undisturbed" for name in expected if found.get(name) != expected[name]]
+    unfinished = [str(path) for path in folder.rglob(".*") if path.is_file()]
+    return faults + [f"{work.name}: {path} was left behind" for path in unfinished]
 
 
-def main(
-    kills: Annotated[int, typer.Option(help="In all, over run, sweep and report.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
-) -> None:
-    """Kill Engram at random moments and see whether anything is lost."""
-    chance = random.Random(seed)
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill Engram at random moments, and check that nothing is lost.")
+    parser.add_argument("--kills", type=int, default=50, help="in all, over run, sweep and report")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
     folder = Path(tempfile.mkdtemp(prefix="engram-kill-"))
-    run = a_run(None)
-    works = [run, a_run(2), a_sweep(), a_report(folder / "run" / "peace")]
-    shares = [kills * share // 10 for share in (3, 2, 3)]
-    wrong: list[str] = []
-    total = 0
-    for work, share in zip(works, [*shares, kills - sum(shares)], strict=True):
+    works = [a_run(None), a_run(2), a_sweep(), a_report(folder / "run" / "undisturbed")]
+    counts = [options.kills * tenths // 10 for tenths in (3, 2, 3)]
+    faults: list[str] = []
+    for work, kills in zip(works, [*counts, options.kills - sum(counts)], strict=True):
         (folder / work.name).mkdir()
-        seconds = time_of(work, folder / work.name / "peace")
-        done, found = torment(work, folder / work.name, share, seconds, chance)
-        print(f"{work.name}: {seconds:.1f} s in peace, killed {done} times, {len(found)} faults")
-        total += done
-        wrong += found
-    for line in wrong:
-        print(line)
-    print(f"{total} kills, {len(wrong)} faults")
-    if not wrong:
-        shutil.rmtree(folder)
-    raise typer.Exit(1 if wrong else 0)
+        seconds = run_undisturbed(work, folder / work.name / "undisturbed")
+        found = kill_repeatedly(work, folder / work.name, kills, seconds, draw)
+        print(f"{work.name}: {seconds:.1f} s undisturbed, killed {kills} times, {len(found)} faults")
+        faults += found
+    print(*faults, f"{options.kills} kills, {len(faults)} faults", sep="\n")
+    if faults:
+        raise SystemExit(1)
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()
