@@ -142,7 +142,7 @@ def test_settings_of_a_penalty_reach_it(method: str, name: str, value: float) ->
     assert getattr(build_penalty(other, 0, build_model(other, 0, (784,), 10)), name) == 0.5
 
 
-def test_all_methods_of_a_trial_begin_with_the_same_slow_weights() -> None:
+def test_all_methods_of_a_trial_start_with_the_same_slow_weights() -> None:
     models = {method: build_model(preset("split-mnist", method), 3, (784,), 10) for method in all_methods()}
     start = models["finetune"].state_dict()
     for model in models.values():

@@ -220,7 +220,7 @@ class Choosy(nn.Module):
 
 @needs_gpu
 @pytest.mark.parametrize(("features", "words"), [(normed, None), (Choosy, "cannot be stacked and train one by one")])
-def test_a_module_of_ones_own_trains_as_on_the_cpu(features: Callable[[], nn.Module], words: str | None) -> None:
+def test_a_custom_module_trains_as_on_the_cpu(features: Callable[[], nn.Module], words: str | None) -> None:
     configs = configs_of("custom", ("finetune", "dhp+si", "ewc"), network="custom")
     found, seen = [], []
     for device in ("cpu", "cuda"):
@@ -384,7 +384,7 @@ class Stop(Exception):
 @needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 @pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 0), (1, 1, 3)])
-def test_a_run_on_the_gpu_goes_on_bit_for_bit(
+def test_a_run_on_the_gpu_resumes_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int], network: str
 ) -> None:
     configs = configs_of("imbalanced", ("dhp+si", "ewc", "dhp+mas", "finetune"), epochs=2, network=network)

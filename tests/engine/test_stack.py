@@ -267,7 +267,7 @@ def factored(learners: Sequence[Learner], batches: Batches) -> OneByOne:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_step_is_the_same_by_hand_in_factors_and_in_a_stack(form: str) -> None:
+def test_a_step_is_the_same_by_verbs_in_factors_and_in_a_stack(form: str) -> None:
     """With a large η, and all classes in every task: where classes do not come back, no anchor ever moves."""
     changes = {"epochs": 1, "trials": 1, "num_tasks": 2, "hidden": [9, 8], "batch_size": 5, **FORMS[form], "eta": 0.2}
     kind = "split" if "mask_training" in changes else "permuted"
@@ -354,7 +354,7 @@ def test_another_model_in_a_stack_changes_nothing_for_its_neighbours(which: int,
 
 
 @pytest.mark.parametrize("which", [0, 5, 8])
-def test_a_model_that_is_lost_takes_no_neighbour_with_it(which: int, undisturbed: list[Learner]) -> None:
+def test_a_model_that_diverges_does_not_affect_the_others(which: int, undisturbed: list[Learner]) -> None:
     learners, batches = build([config_of("imbalanced", method) for method in MIXED])
     program = stacked(learners, batches)
 
@@ -375,7 +375,7 @@ def test_a_model_that_is_lost_takes_no_neighbour_with_it(which: int, undisturbed
     assert program.finite().tolist() == [place != which for place in range(len(learners))]
 
 
-def test_values_of_the_order_of_models_do_not_matter() -> None:
+def test_the_order_of_models_does_not_matter() -> None:
     configs = [config_of("split", method, epochs=1) for method in MIXED]
     found = []
     for order in (configs, configs[::-1]):
@@ -394,7 +394,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 3), (1, 0, 0), (1, 1, 1)])
-def test_a_stack_goes_on_from_a_checkpoint_bit_for_bit(
+def test_a_stack_resumes_from_a_checkpoint_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int]
 ) -> None:
     monkeypatch.setattr("engram.engine.in_process.choose_program", lambda *given: choose_program(*given[:2], GPU))
@@ -527,7 +527,7 @@ class Replacing(nn.Module):
 
 
 @pytest.mark.parametrize("make", [BatchNormed, Tied, Unused])
-def test_a_module_of_ones_own_is_mapped(make: type[nn.Module]) -> None:
+def test_a_custom_module_is_mapped(make: type[nn.Module]) -> None:
     configs = [config_of("custom", method, network="custom") for method in ("finetune", "dhp+si", "dhp+mas", "ewc")]
     found = []
     for kind in ("one by one", "stack"):
@@ -807,7 +807,7 @@ def test_a_weight_that_was_frozen_since_is_not_pulled() -> None:
     assert step.rate.tolist() == [0, learners[1].config.learning_rate]
 
 
-def test_steps_have_rows_for_those_models_only_that_need_them() -> None:
+def test_steps_have_rows_only_for_models_that_need_them() -> None:
     learners, batches = build([config_of("custom", m, trials=1) for m in ("finetune", "mas", "dhp+si", "ewc", "dhp")])
     program = stacked(learners, batches)
     (section,) = program.sections
@@ -827,7 +827,7 @@ def test_steps_have_rows_for_those_models_only_that_need_them() -> None:
     assert torch.equal(steps["head.alpha"].shift[1], pull.shift["head.extra"])
 
 
-def test_a_portion_is_halved_until_it_fits_and_that_is_kept() -> None:
+def test_a_portion_is_halved_until_it_fits_and_stays_so() -> None:
     notes: list[str] = []
     portion = Portion(100, "an evaluation", notes)
     tried = []
@@ -926,7 +926,7 @@ def test_a_stack_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
     assert 500 * one <= most * one < 0.95 * free, "a stack leaves room for what else takes memory"
 
 
-def test_an_experiment_that_does_not_fit_is_divided_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_that_does_not_fit_is_divided_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = [config_of("permuted", method, epochs=1, trials=3) for method in ("finetune", "dhp+si")]
     seen: list[Progress] = []
     whole = run_on(configs, [small_digits(40, 30)], Runtime("cpu", "float64"))

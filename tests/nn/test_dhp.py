@@ -458,7 +458,7 @@ def test_an_empty_batch_leaves_the_trace_alone(options: dict) -> None:
     assert torch.equal(head.hebb, before)
 
 
-def test_alpha_begins_where_it_is_told_to() -> None:
+def test_alpha_starts_at_its_initial_size() -> None:
     torch.manual_seed(0)
     alpha = DHPSoftmax(512, 10, alpha_init=0.5).alpha
     assert 0 <= alpha.min() < 0.01
@@ -467,7 +467,7 @@ def test_alpha_begins_where_it_is_told_to() -> None:
     assert torch.equal(DHPSoftmax(4, 3, alpha_init=0.0).alpha, torch.zeros(4, 3).T)
 
 
-def test_a_fixed_eta_writes_the_trace_and_is_no_parameter_to_learn() -> None:
+def test_a_fixed_eta_writes_the_trace_and_is_not_learned() -> None:
     head = DHPSoftmax(3, 2, eta=0.25, learn_eta=False)
     hidden, target = torch.rand(4, 3), torch.tensor([0, 1, 1, 0])
     head(hidden, target).square().sum().backward()
@@ -478,7 +478,7 @@ def test_a_fixed_eta_writes_the_trace_and_is_no_parameter_to_learn() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, *OPTIONS, {"learn_eta": False}, {"alpha_init": 1.0}], ids=str)
-def test_only_what_the_paper_writes_down_takes_the_path_that_is_written_down(options: dict, monkeypatch) -> None:
+def test_only_the_literal_form_uses_the_explicit_derivatives(options: dict, monkeypatch) -> None:
     """The derivatives of `PlasticSoftmax` are of Eq. 2 and 3 as they stand: it is fast, and wrong for anything else."""
     head = double_head(3, 2, **options)
     calls = []

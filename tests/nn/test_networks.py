@@ -47,7 +47,7 @@ def test_matched_head_is_the_sum_of_its_weights_which_learn_alike() -> None:
     assert not torch.equal(head.weight, head.extra)
 
 
-def test_a_matched_head_with_another_trace_begins_alike_and_learns_faster() -> None:
+def test_a_matched_head_with_a_larger_trace_starts_the_same_and_learns_faster() -> None:
     heads = []
     for trace in (1.0, 2.0):
         torch.manual_seed(0)
@@ -80,7 +80,7 @@ def test_plain_head_has_no_bias_and_ignores_the_targets() -> None:
 
 
 @pytest.mark.parametrize("benchmark", ["split-mnist", "vision-mixture"])
-def test_all_methods_of_a_trial_begin_with_the_same_slow_weights(benchmark: str) -> None:
+def test_all_methods_of_a_trial_start_with_the_same_slow_weights(benchmark: str) -> None:
     shape, classes = ((1, 28, 28), 10) if benchmark == "split-mnist" else ((3, 32, 32), 50)
 
     def initial(method: str, trial: int = 3, **changes) -> dict[str, torch.Tensor]:

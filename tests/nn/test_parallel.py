@@ -134,18 +134,18 @@ def test_the_example_learns_the_same_on_two_ranks(ranks: list[dict[str, Any]]) -
 # --- what is refused, and what is left alone -----------------------------------------------------------------------
 
 
-def test_a_call_past_the_wrapper_is_told(ranks: list[dict[str, Any]]) -> None:
+def test_a_call_past_the_wrapper_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         for way in ("past the wrapper", "past the wrapper later"):
             assert "called past the DistributedDataParallel around it" in found[way]
 
 
-def test_a_rate_that_learns_nothing_is_told(ranks: list[dict[str, Any]]) -> None:
+def test_an_eta_without_gradient_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert "learn_eta=False" in found["eta without gradient"]
 
 
-def test_averaging_is_no_clipping_but_clipping_is(ranks: list[dict[str, Any]]) -> None:
+def test_averaging_is_allowed_but_clipping_needs_after_backward(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert "after_backward" in found["clipping not told"]
 
@@ -155,7 +155,7 @@ def test_no_samples_on_any_rank_are_refused_on_all(ranks: list[dict[str, Any]]) 
         assert "batches is empty" in found["no samples"]
 
 
-def test_a_compiled_model_of_ones_own_is_nobody_elses(ranks: list[dict[str, Any]]) -> None:
+def test_a_compiled_model_that_one_rank_trains_alone_is_not_shared(ranks: list[dict[str, Any]]) -> None:
     whole = learn(Case(penalty="OnlineEWC"), None)
     torch.testing.assert_close(tensors_of(ranks[1]["alone"]), tensors_of(whole), **CLOSE)
 

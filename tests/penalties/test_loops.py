@@ -168,7 +168,7 @@ def test_si_is_right_with_a_scaler(clipped: bool, with_loss: bool) -> None:
     assert scaler.get_scale() > 2.0**12  # it was another scale on the way
 
 
-def test_a_step_that_the_scaler_leaves_out_is_no_part_of_the_path() -> None:
+def test_a_step_that_the_scaler_skips_is_not_part_of_the_path() -> None:
     model, penalty = make(torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -187,7 +187,7 @@ def test_a_step_that_the_scaler_leaves_out_is_no_part_of_the_path() -> None:
     penalty.consolidate()
 
 
-def test_a_loop_that_clips_and_forgets_to_say_so_is_told() -> None:
+def test_a_loop_that_clips_without_after_backward_is_refused() -> None:
     model, penalty = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for k, (x, y) in enumerate(batches(0)):
@@ -203,7 +203,7 @@ def test_a_loop_that_clips_and_forgets_to_say_so_is_told() -> None:
         break
 
 
-def test_after_backward_that_comes_too_late_is_told() -> None:
+def test_after_backward_that_comes_too_late_is_refused() -> None:
     model, penalty = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     (x, y), *_ = batches(0)
@@ -220,7 +220,7 @@ def test_after_backward_that_comes_too_late_is_told() -> None:
         penalty.after_step()
 
 
-def test_a_scale_that_was_forgotten_is_told() -> None:
+def test_a_forgotten_scale_is_refused() -> None:
     model, penalty = make(torch.float32)
     (x, y), *_ = batches(0, dtype=torch.float32)
     ((F.cross_entropy(model(x, y), y) + penalty.loss()) * 65536).backward()
@@ -337,7 +337,7 @@ def test_lbfgs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [EWC, OnlineEWC, SI, MAS])
-def test_a_penalty_that_was_not_told_of_growth_says_so(kind: type) -> None:
+def test_a_penalty_refuses_a_head_that_grew_without_it(kind: type) -> None:
     model, _ = make()
     penalty = kind(model, strength=1.0)
     for x, y in batches(0):
@@ -381,7 +381,7 @@ def test_the_proximal_step_leaves_frozen_weights_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS])
-def test_the_other_penalties_have_no_use_for_gradients(kind: type) -> None:
+def test_the_other_penalties_do_not_need_gradients(kind: type) -> None:
     model, _ = make()
     penalty = kind(model, strength=1.0)
     penalty.consolidate(batches(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from engram import (
     OnlineEWC,
     PlainSoftmax,
 )
+from engram.common.registry import PENALTIES as REGISTERED
 from engram.nn.networks import Network
 from engram.penalties import terms
 
@@ -32,6 +34,8 @@ PENALTIES = {
     "si": lambda model, **o: SI(model, strength=3.0, xi=0.1, **o),
     "mas": lambda model, **o: MAS(model, strength=3.0, **o),
 }
+for registered in REGISTERED.names():  # a new penalty is put through the same contract
+    PENALTIES.setdefault(registered, functools.partial(REGISTERED[registered].make, strength=3.0))
 NETWORKS = {
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU(), nn.Linear(5, 3)),
     "conv": lambda: nn.Sequential(
@@ -572,7 +576,7 @@ def test_si_refuses_importances_that_are_not_numbers_and_keeps_what_it_had() -> 
     assert penalty.terms == []
 
 
-def test_si_without_gradients_says_when_to_call_it() -> None:
+def test_si_after_step_without_gradients_is_refused() -> None:
     model = nn.Linear(2, 2)
     penalty = SI(model, strength=1.0)
     with pytest.raises(InputError, match="before zero_grad"):
@@ -819,7 +823,7 @@ def test_in_force_the_state_survives_save_and_load(plastic_model, make_penalty) 
         assert torch.equal(value, twin.state_dict()[name]), name
 
 
-def test_in_force_si_still_begins_at_the_slow_weight(plastic_model) -> None:
+def test_in_force_si_still_starts_at_the_slow_weight(plastic_model) -> None:
     penalty = SI(plastic_model, strength=1.0, xi=0.01, protect="in-force")
     train(plastic_model, penalty, make_batches())
     start, path = plastic_model.head.weight.detach().clone(), penalty.state["path.head.weight"].clone()

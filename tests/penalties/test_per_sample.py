@@ -208,7 +208,7 @@ def test_plain_layers_do_not_go_through_the_mapping(monkeypatch: pytest.MonkeyPa
         assert sums.keys() == parameters.keys()
 
 
-def test_a_model_that_cannot_be_mapped_is_taken_sample_by_sample_and_says_so() -> None:
+def test_a_model_that_cannot_be_mapped_is_computed_sample_by_sample_with_a_warning() -> None:
     model = Branching().double().eval()
     inputs = torch.randn(5, 4, dtype=torch.float64)
 

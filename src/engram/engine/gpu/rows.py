@@ -1,4 +1,4 @@
-"""Models of one architecture as tensors with a leading axis, while each of them stays a module of its own."""
+"""Models of one architecture as tensors with a leading axis, while each of them remains its own module."""
 
 from __future__ import annotations
 
