@@ -16,9 +16,10 @@ from engram.common.errors import DivergedError
 from engram.config.settings import Config
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Outcome, Record
-from engram.runs.experiment import Setting
-from engram.runs.result import Result, read_run
-from engram.runs.start import resume_methods, run_methods
+from engram.engine.runtime import Runtime
+from engram.runs.result import Result
+from engram.runs.run import read_run
+from engram.runs.start import resume_run, start_run
 from engram.runs.tensorboard import TAGS, TensorBoard
 
 pytest.importorskip("tensorboard")
@@ -32,16 +33,12 @@ def configs(**changes: object) -> list[Config]:
     return [preset("imbalanced-permuted-mnist", method, **usual | changes) for method in METHODS]
 
 
-def begin(folder: Path, max_stack: int | None = None, **options: object) -> list[Result]:
+def begin(folder: Path, max_stack: int | None = None, **options: object) -> dict[str, Result]:
     options = {"log": "tensorboard", "seconds_between": 0} | options
-    return run_methods(
-        configs(),
-        [small_digits()],
-        folder,
-        command="engram run",
-        setting=Setting("cpu", max_stack=max_stack),
-        **options,
-    )
+    by_method = {config.method: config for config in configs()}
+    return start_run(
+        by_method, [small_digits()], folder, runtime=Runtime("cpu", max_stack=max_stack), **options
+    ).results
 
 
 def read(folder: Path) -> Curves:
@@ -78,9 +75,9 @@ def expected(result: Result, place: int) -> Curves:
     return curves
 
 
-def assert_told(folder: Path, results: list[Result]) -> None:
+def assert_told(folder: Path, results: dict[str, Result]) -> None:
     """Every number of the results, once, and none besides; and the means of all trials."""
-    for result in results:
+    for result in results.values():
         of_trials = [read(folder / result.config.method / f"trial-{k}") for k in range(result.config.trials)]
         assert of_trials == [expected(result, k) for k in range(result.config.trials)]
         mean = read(folder / result.config.method / "mean")
@@ -102,9 +99,10 @@ class Stop(Exception):
 @pytest.mark.parametrize("max_stack", [None, 1], ids=["one stack", "four stacks"])
 def test_tensorboard_reads_what_the_results_say(tmp_path: Path, max_stack: int | None) -> None:
     results = begin(tmp_path / "run", max_stack=max_stack)
-    assert results[0].dynamics[-1]["step"] != results[0].dynamics[len(results[0].dynamics) // 2 - 1]["step"]
+    rows = results["dhp+si"].dynamics
+    assert rows[-1]["step"] != rows[len(rows) // 2 - 1]["step"]
     assert_told(tmp_path / "run" / "tensorboard", results)
-    assert_told(tmp_path / "run" / "tensorboard", read_run(tmp_path / "run")[1])
+    assert_told(tmp_path / "run" / "tensorboard", read_run(tmp_path / "run").results)
 
 
 @pytest.mark.parametrize("max_stack", [None, 1], ids=["one stack", "four stacks"])
@@ -116,18 +114,18 @@ def test_a_run_that_was_stopped_tells_nothing_twice(
 
     def stop(progress: Progress) -> None:
         """Well after the last checkpoint, so that some of what was told is learned again."""
-        if progress.share > 0.7:
+        if progress.done > 0.7:
             monkeypatch.setattr(Checkpoints, "is_due", lambda *given: False)
             trials = (folder / "tensorboard").glob("*/trial-*")
             told.append(sum(len(read(trial)["training/loss"]) for trial in trials))
-        if progress.share > 0.95:
+        if progress.done > 0.95:
             raise Stop
 
     with pytest.raises(Stop):
         begin(folder, max_stack=max_stack, report=stop)
     assert told[-1] > told[0], "it is told while it goes on"
     monkeypatch.undo()
-    results = resume_methods(folder, [small_digits()])
+    results = resume_run(folder, [small_digits()]).results
     assert_told(folder / "tensorboard", results)
     assert json.loads((folder / "run.json").read_text())["log"] == "tensorboard"
 
@@ -138,7 +136,7 @@ def test_a_trial_that_diverges_leaves_the_mean_to_the_others(tmp_path: Path) -> 
     sound, lost = Outcome(), Outcome()
 
     def tell() -> Curves:
-        told(Progress(0.5, 0, configs=[config], outcomes={(0, 0): sound, (0, 1): lost}))
+        told(Progress(0.5, 0, {config.method: config}, {(config.method, 0): sound, (config.method, 1): lost}))
         return read(tmp_path / config.method / "mean") if (tmp_path / config.method / "mean").exists() else {}
 
     sound.records.append(Record(0, 0, 0, 4, 2.0))

@@ -101,6 +101,9 @@ def test_runs_are_found_at_any_depth_and_links_are_not_followed_in_circles(tmp_p
     assert [str(path.relative_to(folder)) for path in find_runs(folder)] == ["away/far", "deep/er/two", "one"]
     assert list(open_runs(folder)) == ["away/far", "deep/er/two", "one"]
     assert list(open_runs(folder / "one")) == ["one"]
+    (folder / "claimed").mkdir()
+    (folder / "claimed" / "run.json").touch()
+    assert list(open_runs(folder)) == ["away/far", "deep/er/two", "one"], "one that never started is left out"
 
 
 def test_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from engram import InputError, Progress, preset
 from engram.cli.main import main
 from engram.config.presets import CHOOSING
 from engram.config.settings import load_config
+from engram.engine.runtime import Runtime
 from engram.report.sweep_table import on_what
-from engram.runs.experiment import Setting
-from engram.runs.sweep.halving import num_survivors, num_trials, rungs, survivors
-from engram.runs.sweep.proposals import Search
+from engram.runs.run import open_runs, read_run
 from engram.runs.sweep.run import Plan, Tried, best_of, run_sweep
+from engram.runs.sweep.search import Search, num_survivors, num_trials, rungs, survivors
 from engram.runs.sweep.space import Choice, Range, check_axes, grid, parse_axis, parse_choice
 
 # --- what is swept
@@ -42,14 +42,14 @@ def test_axes_are_read_as_a_person_types_them() -> None:
         ("strength=", "written name=value"),
         ("strenght=1", "did you mean strength?"),
         ("strength=x", "strength must be a number, not 'x'"),
-        ("strength=1,1.0", "stands twice"),
+        ("strength=1,1.0", "given twice"),
         ("strength=1..0.1", "to a larger one"),
         ("strength=1..x", "are not numbers"),
-        ("strength=0..1:log", "begins above 0"),
+        ("strength=0..1:log", "starts above 0"),
         ("strength=1..2:lag", "low..high:log"),
         ("strength=1..inf", "to a larger one"),
         ("epochs=1.5..3", "whole number"),
-        ("alpha=a..b", "name them"),
+        ("alpha=a..b", "give its values"),
     ],
 )
 def test_what_is_no_axis_is_refused(text: str, words: str) -> None:
@@ -60,11 +60,11 @@ def test_what_is_no_axis_is_refused(text: str, words: str) -> None:
 
 def test_a_sweep_is_over_how_something_is_learned_and_not_over_what() -> None:
     for name in ("trials=1,2", "seed=1,2", "num_tasks=2,3", "method=si,mas", "dataset=mnist,notmnist"):
-        with pytest.raises(InputError, match="cannot be over"):
+        with pytest.raises(InputError, match="cannot vary"):
             check_axes([parse_choice(name)])
-    with pytest.raises(InputError, match="named twice"):
+    with pytest.raises(InputError, match="given twice"):
         check_axes([parse_choice("eta=0.1"), parse_choice("eta=0.2")])
-    with pytest.raises(InputError, match="over something"):
+    with pytest.raises(InputError, match="something to vary"):
         check_axes([])
 
 
@@ -101,7 +101,7 @@ def asked(seed: int, scores: float) -> list[dict[str, object]]:
     points = []
     while generation := search.next():
         points += generation
-        search.tell([[scores * k] for k in range(len(generation))], [k % 2 == 0 for k in range(len(generation))])
+        search.add_scores([[scores * k] for k in range(len(generation))], [k % 2 == 0 for k in range(len(generation))])
     return points
 
 
@@ -136,11 +136,12 @@ def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **chan
 
 
 def tried_in(plan: Plan, folder: Path, **options: object) -> list[Tried]:
-    usual = {"setting": Setting("cpu"), "command": "engram sweep"}
-    return run_sweep(plan, folder, lambda config: [small_digits(300, 60)], **usual | options)
+    usual = {"runtime": Runtime("cpu"), "command": "engram sweep"}
+    return run_sweep(plan, [small_digits(300, 60)], folder, **usual | options)
 
 
-GRID = ("learning_rate=0.001,0.01,0.1,0.3", "xi=0.1")
+RATES = ("0.001", "0.01", "0.1", "0.3")
+GRID = (f"learning_rate={','.join(RATES)}", "xi=0.1")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tried], list[f
     """A sweep, and how far it said to be."""
     shares: list[float] = []
     folder = tmp_path_factory.mktemp("sweep")
-    return tried_in(a_plan(*GRID), folder, report=lambda progress: shares.append(progress.share)), shares
+    return tried_in(a_plan(*GRID), folder, report=lambda progress: shares.append(progress.done)), shares
 
 
 def test_a_sweep_tries_all_points_and_gives_up_the_worse(swept: tuple[list[Tried], list[float]]) -> None:
@@ -179,7 +180,7 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same(swept: tuple[list[Tried], 
     for share in (0.01, 0.3, 0.6, 0.9):
 
         def stop(progress: Progress, share: float = share) -> None:
-            if progress.share > share:
+            if progress.done > share:
                 raise Stop
 
         with pytest.raises(Stop):
@@ -206,14 +207,12 @@ def test_trials_that_diverge_count_as_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one")
-    with pytest.raises(InputError, match="there is another sweep in"):
+    with pytest.raises(InputError, match=r"the setting axes is not that with which .* was started"):
         tried_in(a_plan("xi=0.2", trials=1), tmp_path / "one")
-    with pytest.raises(InputError, match="there is another sweep in"):
-        tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one", setting=Setting("cpu", "float64"))
+    with pytest.raises(InputError, match=r"the setting precision is not that with which .* was started"):
+        tried_in(a_plan("xi=0.1", trials=1), tmp_path / "one", runtime=Runtime("cpu", "float64"))
     with pytest.raises(InputError, match="the data are not those"):
-        run_sweep(
-            a_plan("xi=0.1", trials=1), tmp_path / "one", lambda config: [small_digits(299, 60)], command="engram sweep"
-        )
+        run_sweep(a_plan("xi=0.1", trials=1), [small_digits(299, 60)], tmp_path / "one", command="engram sweep")
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match=r"not empty \(it holds mine.txt\)"):
@@ -227,7 +226,7 @@ def test_a_range_is_not_a_grid() -> None:
         a_plan("xi=0.1..0.2", num_points=0)
     bases = [preset("split-mnist", "finetune")]
     for axis in ("strength=1,2", "eta=0.1", "xi=0.1", "gamma=0.5", "protect=slow"):
-        with pytest.raises(InputError, match="changes nothing in the method finetune"):
+        with pytest.raises(InputError, match="has no effect on the method finetune"):
             Plan(bases, [parse_choice(axis)])
 
 
@@ -239,22 +238,52 @@ def test_a_sweep_whose_folder_vanished_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
 
     def vanish(progress: Progress) -> None:
-        if folder.exists() and progress.share > 0.1:
+        if folder.exists() and progress.done > 0.1:
             folder.rename(tmp_path / "elsewhere")
 
-    with pytest.raises(InputError, match="the folder was removed; the same command goes on"):
+    with pytest.raises(InputError, match="the folder was removed; they are in"):
         tried_in(a_plan("xi=0.1,0.2", trials=1), folder, report=vanish)
-    assert not (folder / "rungs" / "1-1.json").exists()
+    assert not folder.exists()
 
 
 def test_a_sweep_that_goes_on_elsewhere_warns(tmp_path: Path) -> None:
     tried_in(a_plan("xi=0.1", trials=1), tmp_path)
     content = json.loads((tmp_path / "sweep.json").read_text())
-    content["made_with"]["torch"] = "1.0"
+    content["environment"]["torch"] = "1.0"
     (tmp_path / "sweep.json").write_text(json.dumps(content))
     notes: list[str | None] = []
     tried_in(a_plan("xi=0.1", trials=1), tmp_path, report=lambda progress: notes.append(progress.note))
     assert "torch 1.0 is now" in notes[0]
+    kept = json.loads((tmp_path / "sweep.json").read_text())
+    assert kept["environment"]["torch"] == "1.0", "what it was started with is kept"
+    assert kept["started"] == content["started"]
+
+
+def test_a_sweep_is_read_as_one_run_with_all_its_trials(tmp_path: Path) -> None:
+    tried = tried_in(a_plan(*GRID), tmp_path / "mine")
+    (run,) = open_runs(tmp_path / "mine").values()
+    assert run.finished
+    assert list(run.results) == [f"{m}: learning_rate {rate}, xi 0.1" for m in ("si", "dhp+si") for rate in RATES]
+    for each in tried:
+        result = run.results[each.label]
+        assert result.trials == tuple(range(len(each.scores)))
+        assert result.average_accuracy[:, -1] == pytest.approx(each.scores, abs=1e-5)
+        assert run.state(each.label) == "finished"
+
+
+def test_an_unfinished_sweep_says_so(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.done > 0.5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        tried_in(a_plan(*GRID), tmp_path, report=stop)
+    run = read_run(tmp_path)
+    assert not run.finished
+    assert {run.state(label) for label in run.configs} == {"unfinished"}
 
 
 def test_it_is_said_on_what_the_best_was_chosen() -> None:
@@ -299,9 +328,9 @@ def test_the_command_prints_the_best_and_leaves_its_settings(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([], "a sweep is over something"),
-        (["--grid", "eta=0.1", "--search", "eta=0..1"], "a sweep does one of them"),
-        (["--grid", "eta=0.1", "--points", "3"], "--points is how many points are sought"),
+        ([], "a sweep needs something to vary"),
+        (["--grid", "eta=0.1", "--search", "eta=0..1"], "--grid and --search cannot be given together"),
+        (["--grid", "eta=0.1", "--points", "3"], "--points applies only to --search"),
         (["--grid", "eta=0.1,7"], "eta must be in [0, 1], not 7.0"),
         (["--search", "eta=0..7"], "eta must be in [0, 1], not 7.0"),
     ],

@@ -151,8 +151,7 @@ class _Loader:
 
 
 def _is_finished(path: Path) -> bool:
-    from engram.runs.run import read_run
-    from engram.runs.start import has_started
+    from engram.runs.run import has_started, read_run
 
     return has_started(path) and read_run(path, dynamics=False).finished
 

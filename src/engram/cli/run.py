@@ -199,7 +199,7 @@ def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iter
     """Show the progress of a run, and say how to resume it when it is stopped."""
     from engram.cli.display import RunDisplay
     from engram.cli.interruption import interruptible
-    from engram.runs.start import has_started
+    from engram.runs.run import has_started
 
     def how_to_resume() -> str:
         return resume_hint(folder) if has_started(folder) else ""

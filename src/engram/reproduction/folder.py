@@ -13,7 +13,7 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.reproduction.plan import NOT_RUN
 from engram.runs.folder import claim_group
 from engram.runs.result import versions
-from engram.runs.run import REPRODUCTION, Run, read_run
+from engram.runs.run import REPRODUCTION, Run, has_started, read_run
 
 if TYPE_CHECKING:
     from engram.engine.runtime import Runtime
@@ -69,7 +69,7 @@ def read_reproduction(folder: str | Path) -> Reproduction:
     for benchmark in PAPER_BENCHMARKS:
         for part, title in PARTS.items():
             path = part_folder(folder, benchmark, part)
-            if not (path / "run.json").exists():
+            if not has_started(path):
                 missing += [] if (benchmark, part) in NOT_RUN else [f"{benchmark}: {title} was not run"]
                 continue
             run = read_run(path)

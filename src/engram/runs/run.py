@@ -79,10 +79,15 @@ def read_run(path: str | Path, *, dynamics: bool = True) -> Run:
     return _read_one(path, dynamics)
 
 
+def has_started(path: Path) -> bool:
+    """Whether a folder holds a run that can be read or resumed; a folder that was only claimed for one does not."""
+    return (path / RUN).exists() and (path / RUN).stat().st_size > 0
+
+
 def _read_one(path: Path, dynamics: bool) -> Run:
     if not (path / RUN).exists():
         raise InputError(f"{path} does not hold a run: it has no {RUN}")
-    if (path / RUN).stat().st_size == 0:
+    if not has_started(path):
         raise InputError(f"the run in {path} was stopped before it started: start it again")
     configs, about = read_description(path)
     results, problems = read_results(path, configs, about["data"], dynamics)
@@ -117,7 +122,7 @@ def _read_sweep(path: Path, dynamics: bool) -> Run:
 
 def sorted_runs(sweep: Path) -> list[Path]:
     """The runs of a sweep in the order in which they were made: NUMBER-TRIALS, both numbers."""
-    found = [path.parent for path in (sweep / "runs").glob(f"*/{RUN}")]
+    found = [path.parent for path in (sweep / "runs").glob(f"*/{RUN}") if has_started(path.parent)]
     names = {folder: folder.name.split("-") for folder in found}
     whole = [folder for folder, parts in names.items() if len(parts) == 2 and all(part.isdecimal() for part in parts)]
     return sorted(whole, key=lambda folder: [int(part) for part in names[folder]])
@@ -160,7 +165,7 @@ def open_runs(path: str | Path, *, dynamics: bool = True) -> dict[str, Run]:
         raise InputError(f"there is no folder {path}")
     if (path / RUN).exists() or (path / SWEEP).exists():
         return {path.name or str(path.resolve().name): read_run(path, dynamics=dynamics)}
-    found = find_runs(path)
+    found = [folder for folder in find_runs(path) if (folder / SWEEP).exists() or has_started(folder)]
     if not found:
         raise InputError(f"there is no run in {path} or below it")
     return {folder.relative_to(path).as_posix(): read_run(folder, dynamics=dynamics) for folder in found}

@@ -25,7 +25,7 @@ from engram.runs.folder import RunFolder, changes_since, claimed, now, opened
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.progress import ProgressLines
 from engram.runs.result import Result, results_of, versions
-from engram.runs.run import Run, read_run
+from engram.runs.run import Run, has_started, read_run
 from engram.runs.tensorboard import TensorBoard, check_log
 
 CHECKPOINTS = "checkpoints"
@@ -212,11 +212,6 @@ def _without_problems(run: Run) -> Run:
     for problem in run.problems.values():
         raise InputError(f"{problem}; remove {run.path} to run it again")
     return run
-
-
-def has_started(path: Path) -> bool:
-    """Whether a folder holds a run that can be resumed or read."""
-    return (path / RUN).exists() and (path / RUN).stat().st_size > 0
 
 
 def read_unfinished(path: Path) -> tuple[dict[str, Config], dict[str, Any]]:

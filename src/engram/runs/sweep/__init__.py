@@ -1,1 +1,1 @@
-"""Sweeps: many settings of a method on one benchmark, of which the best is sought and the worst are given up early."""
+"""Sweeps: many settings of some methods on one benchmark; the worst are given up early, and the best is found."""

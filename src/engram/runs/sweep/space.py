@@ -1,4 +1,4 @@
-"""What a sweep is over: for each setting its values, or a range in which they are sought."""
+"""What a sweep varies: for each setting its values, or the range in which to search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engram.config.settings import SETTINGS, Config, as_setting, has_effect, par
 from engram.engine.stacks import SAME_TASKS
 
 Point = dict[str, Any]  # settings by name
-FIXED = ("method", *SAME_TASKS)  # what all points must have in common
+FIXED = ("method", *SAME_TASKS)  # what all points share
 MAX_POINTS = 10_000
 
 
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Range:
-    """A number between two others, maybe by its logarithm."""
+    """A number between two others, on a linear or a logarithmic scale."""
 
     name: str
     low: float
@@ -53,7 +53,7 @@ Axis = Choice | Range
 
 
 def written(value: Any) -> str:
-    """A value as a person would type it; two values are never written alike."""
+    """A value as it is typed. Different values are written differently."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return str(list(value) if isinstance(value, tuple) else value)
@@ -65,7 +65,7 @@ def parse_choice(text: str) -> Choice:
     pieces = _pieces(values)
     found = tuple(as_setting(name, parse_setting(f"{name}={piece}")[name]) for piece in pieces)
     if len(set(found)) < len(found):
-        raise InputError(f"a value stands twice in {shortened(text)}")
+        raise InputError(f"a value is given twice in {shortened(text)}")
     return Choice(name, found)
 
 
@@ -77,7 +77,7 @@ def parse_axis(text: str) -> Axis:
     ends, colon, log = values.partition(":")
     low, _, high = (end.strip() for end in ends.partition(".."))
     if not SETTINGS[name].is_number:
-        raise InputError(f"{name} has no values between two others: name them, {name}=a,b,c")
+        raise InputError(f"{name} is not a number, so it has no range: give its values, {name}=a,b,c")
     if colon and log != "log":
         raise InputError(f"a range is written {name}=low..high, or {name}=low..high:log, not {shortened(text)}")
     try:
@@ -88,28 +88,30 @@ def parse_axis(text: str) -> Axis:
     if not (math.isfinite(first) and math.isfinite(last) and first < last):
         raise InputError(f"a range goes from a number to a larger one, not {shortened(ends)}")
     if found.log and first <= 0:
-        raise InputError(f"a range by its logarithm begins above 0, not at {first:g}")
+        raise InputError(f"a logarithmic range starts above 0, not at {first:g}")
     if found.whole and not (first.is_integer() and last.is_integer()):
         raise InputError(f"{name} is a whole number, and so are the ends of its range, not {shortened(ends)}")
     return found
 
 
 def check_axes(axes: Sequence[Axis]) -> None:
-    """Refuse two axes of one setting, and settings that say what is learned rather than how."""
+    """Refuse two axes of one setting, and settings that decide what is learned rather than how."""
     if not axes:
-        raise InputError("a sweep is over something: --grid strength=0.1,1,10, or --search strength=0.01..100:log")
+        raise InputError(
+            "a sweep needs something to vary: --grid strength=1,10, or --search strength=0.01..100:log"
+        )
     names = [axis.name for axis in axes]
     for name in names:
         if name in FIXED:
-            raise InputError(f"a sweep cannot be over {name}, which all its points have in common")
+            raise InputError(f"a sweep cannot vary {name}, which all its points share")
         if names.count(name) > 1:
-            raise InputError(f"{name} is named twice")
+            raise InputError(f"{name} is given twice")
 
 
 def check_effect(name: str, config: Config) -> None:
-    """Refuse to sweep over what makes no difference."""
+    """Refuse to vary what makes no difference."""
     if not has_effect(name, config):
-        raise InputError(f"{name} changes nothing in the method {config.method}, so there is nothing to sweep over")
+        raise InputError(f"{name} has no effect on the method {config.method}, so a sweep cannot vary it")
 
 
 def grid(choices: Sequence[Choice]) -> list[Point]:
