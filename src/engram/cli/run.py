@@ -251,9 +251,9 @@ def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], ste
     else:
         check_choice("benchmark", benchmark, BENCHMARKS.names())
         bases = [preset(benchmark, name) for name in _method_names(methods)]
-    if steady and not any(base.plastic for base in bases):
+    if steady and not any(base.head == "dhp" for base in bases):
         raise InputError("--steady applies only to DHP methods")
-    configs = [base.replace(**{**(STEADY if steady and base.plastic else {}), **changes}) for base in bases]
+    configs = [base.replace(**{**(STEADY if steady and base.head == "dhp" else {}), **changes}) for base in bases]
     return [config if config.penalty else config.replace(strength=None) for config in configs]
 
 

@@ -210,7 +210,8 @@ class Penalty(ABC):
     def settings(self) -> dict[str, bool | int | float | str]:
         """The numbers and words that the penalty was made with: arguments of constructors, kept under their names."""
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Penalty)]
-        names = {name: None for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+        parameters = [p for kind in kinds for p in inspect.signature(kind.__init__).parameters.values()]
+        names = dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
         values = {name: getattr(self, name, None) for name in names}
         return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
