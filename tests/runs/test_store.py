@@ -431,7 +431,7 @@ def test_a_list_for_programs(engram: Callable[..., Any], runs: Path) -> None:
     rows = list(csv.DictReader(out.splitlines()))
     assert [row["hidden"] for row in rows] == ["[256, 256]"] * 10
     assert engram("list", "--format", "json", "--method", "dhp+mas")[:2] == (0, "[]\n")
-    assert engram("list", "--format", "csv", "--method", "dhp+mas")[1].startswith("run,method,benchmark")
+    assert engram("list", "--format", "csv", "--method", "dhp+mas")[1].startswith("run,label,method,benchmark")
 
 
 def test_show_says_all_that_is_known(engram: Callable[..., Any], runs: Path) -> None:

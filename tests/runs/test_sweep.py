@@ -16,9 +16,20 @@ from engram.config.settings import load_config
 from engram.engine.runtime import Runtime
 from engram.report.sweep_table import on_what
 from engram.runs.run import open_runs, read_run
+from engram.runs.sweep.points import (
+    Choice,
+    Range,
+    Search,
+    check_axes,
+    grid,
+    num_survivors,
+    num_trials,
+    parse_axis,
+    parse_choice,
+    rungs,
+    survivors,
+)
 from engram.runs.sweep.run import Plan, Tried, best_of, run_sweep
-from engram.runs.sweep.search import Search, num_survivors, num_trials, rungs, survivors
-from engram.runs.sweep.space import Choice, Range, check_axes, grid, parse_axis, parse_choice
 
 # --- what is swept
 

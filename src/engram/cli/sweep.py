@@ -95,8 +95,8 @@ def sweep(
 
 
 def _plan(bases: list[Config], grid: list[str], search: list[str], points: int | None, prune: bool) -> Plan:
+    from engram.runs.sweep.points import parse_axis
     from engram.runs.sweep.run import Plan
-    from engram.runs.sweep.space import parse_axis
 
     if grid and search:
         raise InputError("--grid and --search cannot be given together")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from engram.config.settings import Config
 from engram.report.tables import Table, count, difference_cells, with_error
 from engram.runs import metrics
+from engram.runs.sweep.points import described, written
 from engram.runs.sweep.run import Tried, best_of
-from engram.runs.sweep.space import described, written
 
 SHOWN = 20  # rows; a file has them all
 

@@ -27,8 +27,21 @@ from engram.runs.metrics import Array
 from engram.runs.result import Result, versions
 from engram.runs.run import SWEEP
 from engram.runs.start import complete_run
-from engram.runs.sweep.search import GENERATION, Grid, Proposals, Search, num_trials, rungs, survivors
-from engram.runs.sweep.space import Axis, Choice, Point, check_axes, check_effect, described
+from engram.runs.sweep.points import (
+    GENERATION,
+    Axis,
+    Choice,
+    Grid,
+    Point,
+    Proposals,
+    Search,
+    check_axes,
+    check_effect,
+    described,
+    num_trials,
+    rungs,
+    survivors,
+)
 
 DIGITS = 5  # of an accuracy; a hundred times finer than a sample
 
