@@ -1,9 +1,9 @@
-"""Which defaults `ContinualClassifier` should have: two streams of digits, learned with one setting after another.
+"""Which defaults `ContinualClassifier` should have: two streams of digits, learned with many settings.
 
 python benchmarks/classifier_defaults.py [passes] [seeds]    accuracies on held-out training samples of mnist-small
 
-Class-incremental: the digits two classes at a time, in calls of 250 samples; accuracy over all ten in the end.
-Domain-incremental: five tasks of 3,000 samples with their pixels permuted; mean accuracy over the tasks in the end.
+Class-incremental: the digits two classes at a time, in calls of 250 samples; final accuracy over all ten.
+Domain-incremental: five tasks of 3,000 samples with their pixels permuted; final mean accuracy over the tasks.
 """
 
 from __future__ import annotations

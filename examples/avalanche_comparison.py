@@ -1,8 +1,8 @@
-"""Permuted MNIST in two codes: Avalanche with its own methods, Avalanche with Engram's plugins, and `engram.run`.
+"""Permuted MNIST in Avalanche with its own methods, in Avalanche with Engram's plugins, and by `engram.run`.
 
-All begin with the same weights and see the same batches in the same order. Each method gets the best of a few
-strengths, by validation samples of a trial that is not reported. Times are the processor's, on one thread, as multiples
-of those of `engram.run` in the same trial; the table shows their median.
+All start with the same weights and see the same batches in the same order. Each method has the best of a few strengths,
+chosen on validation samples of a trial that is not reported. Times are processor times on one thread, as multiples of
+that of `engram.run` in the same trial; the table shows medians.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ENGRAM_STRENGTHS: dict[str, tuple[float, ...]] = {
 }
 AVALANCHE_STRENGTHS: dict[str, tuple[float, ...]] = {
     "online-ewc": (100, 1000, 10_000),
-    "si": (1,),  # it does not matter, see docs/guides/from-avalanche.md
+    "si": (1,),  # it has no effect, see docs/guides/from-avalanche.md
     "mas": (0.1, 1, 10),
 }
 METHODS = ("finetune", "online-ewc", "si", "mas", "dhp", "dhp+si")
@@ -66,13 +66,13 @@ def in_engram(config: engram.Config, precision: str = "float32") -> Outcome:
 
 
 def in_avalanche(config: engram.Config, plugins: list[Any], precision: str = "float32") -> Outcome:
-    """The same tasks, initial weights and batches as `in_engram`, examined as often."""
+    """The same tasks, initial weights, batches and evaluations as in `in_engram`."""
     (stream,) = build_streams(config, [config.first_trial], load_datasets(config, None))
     model = build_model(config, config.first_trial, stream.input_shape, stream.num_classes)
     dtype = getattr(torch, precision)
     benchmark = as_benchmark(in_order(stream, config), dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no logger
+        warnings.simplefilter("ignore")  # about a missing logger
         evaluator = EvaluationPlugin(accuracy_metrics(experience=True))
     strategy = Naive(
         model=model.to(dtype),
@@ -95,7 +95,7 @@ def in_avalanche(config: engram.Config, plugins: list[Any], precision: str = "fl
 
 
 def in_order(stream: engram.streams.Stream, config: engram.Config) -> engram.streams.Stream:
-    """The stream with its samples in the order in which `engram.run` takes them in the one epoch there is."""
+    """The stream with its samples in the order in which `engram.run` takes them in its only epoch."""
 
     def ordered(n: int, task: engram.streams.Task) -> engram.streams.Task:
         order = epoch_order(task.train, config.seed, config.first_trial, n, 0)
@@ -125,10 +125,10 @@ def compare(
     trials: int = 3,
     hidden: int = 100,
     batch_size: int = 10,
-    learning_rate: float = 0.1,  # enough to learn a task in one epoch, and to forget others
+    learning_rate: float = 0.1,  # enough to learn a task in one epoch, and to forget the others
     max_samples: int = 5000,
 ) -> None:
-    """Run every method in every code, trial after trial, on digits that are in the package, and print the table."""
+    """Run every method in all three ways, trial after trial, on the package's own digits, and print the table."""
     torch.set_num_threads(1)
 
     def config(method: str, trial: int, strength: float | None = None, **changes: Any) -> engram.Config:
@@ -145,7 +145,7 @@ def compare(
     with Progress(*columns("runs"), console=Console(stderr=True)) as bar:
         whole = bar.add_task("", total=num_runs)
 
-        def told(outcome: Outcome) -> Outcome:
+        def advance(outcome: Outcome) -> Outcome:
             bar.advance(whole)
             return outcome
 
@@ -156,11 +156,11 @@ def compare(
         ours, theirs = {}, {}
         for name in PENALTIES:
             ours[name] = best(
-                ENGRAM_STRENGTHS[name], lambda s, m=name: told(in_engram(config(m, 0, s, **seen))).accuracy
+                ENGRAM_STRENGTHS[name], lambda s, m=name: advance(in_engram(config(m, 0, s, **seen))).accuracy
             )
             theirs[name] = best(
                 AVALANCHE_STRENGTHS[name],
-                lambda s, m=name: told(in_avalanche(config(m, 0, s, **seen), avalanches_own(m, s))).accuracy,
+                lambda s, m=name: advance(in_avalanche(config(m, 0, s, **seen), avalanches_own(m, s))).accuracy,
             )
         outcomes: dict[tuple[str, str], list[Outcome]] = {}
         for trial in range(1, trials + 1):
@@ -169,9 +169,9 @@ def compare(
                 chosen = config(method, trial, ours.get(name))
                 if not chosen.plastic:
                     own = avalanches_own(method, theirs.get(name, 0.0))
-                    outcomes.setdefault((method, OWN), []).append(told(in_avalanche(chosen, own)))
-                outcomes.setdefault((method, PLUGINS), []).append(told(in_avalanche(chosen, engrams(chosen))))
-                outcomes.setdefault((method, ENGRAM), []).append(told(in_engram(chosen)))
+                    outcomes.setdefault((method, OWN), []).append(advance(in_avalanche(chosen, own)))
+                outcomes.setdefault((method, PLUGINS), []).append(advance(in_avalanche(chosen, engrams(chosen))))
+                outcomes.setdefault((method, ENGRAM), []).append(advance(in_engram(chosen)))
     print(table_of(outcomes, ours, theirs).to_markdown())
 
 

@@ -1,7 +1,7 @@
-"""New classes on top of features that others taught: a frozen or a slow backbone under a DHP head, on CIFAR-10.
+"""New classes on pretrained features: a frozen or a slowly learning backbone under a DHP head, on CIFAR-10.
 
-A small CNN learns the first four classes. Then come the other six, two at a time, and nothing of the earlier tasks is
-seen again. What is compared differs in the head, in what protects it, and in whether the backbone still learns.
+A small CNN learns the first four classes. Then the other six come, two at a time, and no sample of the earlier tasks is
+seen again. The methods differ in the head, in what protects it, and in whether the backbone still learns.
 
     engram data fetch cifar-10
     python examples/cifar10_features.py
@@ -36,16 +36,16 @@ from engram.nn.networks import Network
 from engram.report.tables import Table, with_error
 from engram.runs.metrics import average_accuracy, estimate, forgetting, paired_difference
 
-BASE = 4  # classes that the backbone learns from; the others come two at a time
+BASE = 4  # classes on which the backbone is trained; the others come two at a time
 WIDTH = 128  # features
 BATCH = 100
 HEAD_RATE = 0.05
-WEIGHED = 1000  # samples of a task by which its weights are weighed
+IMPORTANCE_SAMPLES = 1000  # samples of a task from which importances are computed
 
 
 @dataclass(frozen=True)
 class Method:
-    """A head of a kind, how strongly it is held, and how fast the backbone learns beside it: 0 for not at all."""
+    """A head, the strength of its protection, and the learning rate of the backbone: 0 for a frozen one."""
 
     name: str
     head: Callable[[int, int], nn.Module]
@@ -77,7 +77,7 @@ def make_backbone() -> nn.Sequential:
 
 
 def train_backbone(task: Task, epochs: int, seed: int, tick: Callable[[], None]) -> nn.Sequential:
-    """A backbone that has learned one task, under a head that is then thrown away."""
+    """A backbone that has learned one task; the head on top of it is discarded."""
     torch.manual_seed(seed)
     backbone = make_backbone()
     model = nn.Sequential(backbone, nn.Linear(WIDTH, BASE))
@@ -94,7 +94,7 @@ def train_backbone(task: Task, epochs: int, seed: int, tick: Callable[[], None])
 
 @torch.no_grad()
 def features_of(backbone: nn.Module, stream: Stream) -> Stream:
-    """The stream as a frozen backbone sees it: it need not look at a sample more than once."""
+    """The stream as features of a frozen backbone, which sees each sample only once."""
 
     def seen(samples: Samples) -> Samples:
         return Samples(torch.cat([backbone(inputs) for inputs, _ in batches_of(samples, 500)]), samples.labels)
@@ -106,7 +106,7 @@ def features_of(backbone: nn.Module, stream: Stream) -> Stream:
 
 
 def class_stream(dataset: Dataset, num_samples: int) -> Stream:
-    """The first classes as one task, from which the backbone is, then the others two at a time."""
+    """The classes of the backbone as one task, then the others, two at a time."""
     groups = [range(BASE), *(range(first, first + 2) for first in range(BASE, 10, 2))]
 
     def only(samples: Samples, classes: range, num_samples: int | None = None) -> Samples:
@@ -130,7 +130,7 @@ def class_stream(dataset: Dataset, num_samples: int) -> Stream:
 def learn_stream(
     method: Method, features: nn.Module, stream: Stream, epochs: int, seed: int, tick: Callable[[], None]
 ) -> np.ndarray:
-    """Learn task after task, each by its own classes; returns the two accuracy matrices of `examine` (2, T, T)."""
+    """Learn task after task, each with its own classes; returns the two accuracy matrices of `evaluate` (2, T, T)."""
     torch.manual_seed(seed)
     model = Network(features, method.head(WIDTH, stream.num_classes))
     penalty = engram.NoPenalty(model)
@@ -140,8 +140,8 @@ def learn_stream(
     optimizer = torch.optim.SGD(groups, lr=HEAD_RATE)
     accuracy = np.full((2, len(stream), len(stream)), np.nan)
     for n, task in enumerate(stream):
-        model.eval()  # BatchNorm keeps the statistics that the backbone was trained with
-        model.head.train()  # and the head alone writes its trace
+        model.eval()  # BatchNorm keeps the statistics of the backbone's training
+        model.head.train()  # only the head is in training mode, and writes its trace
         for epoch in range(epochs):
             for rows in epoch_order(task.train, seed, 0, n, epoch).split(BATCH):
                 batch = task.train[rows]
@@ -152,15 +152,15 @@ def learn_stream(
                 penalty.proximal_step(optimizer)
                 penalty.after_step()
             tick()
-        weighed = task.train[slice(0, WEIGHED)]
-        penalty.consolidate(batches_of(weighed, 100), task.classes)
-        accuracy[:, n, : n + 1] = examine(model, stream[: n + 1])
+        chosen = task.train[slice(0, IMPORTANCE_SAMPLES)]
+        penalty.consolidate(batches_of(chosen, 100), task.classes)
+        accuracy[:, n, : n + 1] = evaluate(model, stream[: n + 1])
     return accuracy
 
 
 @torch.no_grad()
-def examine(model: nn.Module, tasks: Sequence[Task]) -> np.ndarray:
-    """Accuracy on each task (2, T): among the classes of the task, and among all that were learned so far."""
+def evaluate(model: nn.Module, tasks: Sequence[Task]) -> np.ndarray:
+    """Accuracy on each task (2, T): among the classes of the task, and among all classes so far."""
     model.eval()
     seen = tuple(c for task in tasks for c in task.classes)
     right = np.zeros((2, len(tasks)))
@@ -176,7 +176,7 @@ def examine(model: nn.Module, tasks: Sequence[Task]) -> np.ndarray:
 
 
 def table(accuracy: dict[str, np.ndarray], stream: Stream) -> Table:
-    """From each method's matrices (seeds, 2, T, T): means over the seeds, and differences to the first in pairs."""
+    """From each method's matrices (seeds, 2, T, T): means over the seeds, and paired differences to the first."""
     baseline = average_accuracy(next(iter(accuracy.values()))[:, 0])[:, -1]
     rows = []
     for name, matrices in accuracy.items():
@@ -194,23 +194,23 @@ def table(accuracy: dict[str, np.ndarray], stream: Stream) -> Table:
                 f"{100 * average_accuracy(among_all)[:, -1].mean():.1f}",
             )
         )
-    columns = ("method", *(task.name for task in stream), "average", "less the first [95%]", "forgetting", "among all")
+    columns = ("method", *(task.name for task in stream), "average", "minus the first [95%]", "forgetting", "among all")
     notes = (
-        "Accuracy in % on each task after the last one, told among the classes of the task; forgetting in points.",
-        "Among all: the average where the task is not known, and all ten classes compete.",
+        "Accuracy in % on each task after the last one, among the classes of the task; forgetting in points.",
+        "Among all: the average among all ten classes, where the task is not known.",
     )
-    return Table("CIFAR-10: what is learned on top of features", columns, rows, notes)
+    return Table("CIFAR-10: new classes on pretrained features", columns, rows, notes)
 
 
 def main(
     data: DataFolder = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions with other weights and orders, in pairs.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Repetitions with other weights and orders.")] = 3,
     samples: Annotated[int, typer.Option(min=1, help="Training samples of each class.")] = 1000,
     backbone_epochs: Annotated[int, typer.Option(min=1, help="Passes of the backbone over the first task.")] = 6,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over each task.")] = 2,
     strength: Annotated[float, typer.Option(help="Strength λ of Online EWC.")] = 100.0,
     slow: Annotated[float, typer.Option(help="Learning rate of a slow backbone.")] = 0.005,
-    quick: Annotated[bool, typer.Option("--quick", help="One pass over a few samples, to see that it runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One pass over a few samples, to see that it works.")] = False,
 ) -> None:
     """Learn CIFAR-10's classes task after task, on a backbone that was trained on the first four."""
     console = Console()

@@ -19,7 +19,7 @@ Batches = DataLoader[tuple[Tensor, ...]]
 
 
 class Classifier(nn.Module):
-    """Features of any kind, and the plastic head, which in training needs the targets."""
+    """Any features, and the plastic head, which needs the targets in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Classifier(nn.Module):
 
 
 def permuted_digits(quick: bool) -> list[tuple[Batches, Batches]]:
-    """For each of three tasks the batches to learn from, and those to be examined on."""
+    """Three tasks: the batches to train on, and those to evaluate on."""
     torch.manual_seed(0)
     loaders = []
     for task in engram.streams.permuted(num_tasks=3, dataset="mnist-small"):
@@ -56,7 +56,7 @@ def learn_digits(
     epochs: int = 3,
     quiet: bool = False,
 ) -> list[list[float]]:
-    """Learn one task after another; returns the accuracy on each task so far, after each of them."""
+    """Learn one task after another; returns, after each task, the accuracy on all tasks so far."""
     torch.manual_seed(1)
     model = Classifier()
     penalty = engram.SI(model, strength=strength)
@@ -68,7 +68,7 @@ def learn_digits(
         learn(model.train(), penalty, made, loaders[n][0])
         if (n, epoch + 1) not in steps:  # the task is learned
             penalty.consolidate()
-            rows.append([accuracy(model, examined) for _, examined in loaders[: n + 1]])
+            rows.append([accuracy(model, test) for _, test in loaders[: n + 1]])
     return rows
 
 
@@ -86,12 +86,12 @@ def show(
     strength: float,
     quiet: bool = False,
 ) -> None:
-    """The command line of a script: learn with consolidation and without, and print both, unless another does."""
+    """The command line of a script: learn with and without consolidation, and print both unless `quiet`."""
 
     def command(quick: bool = typer.Option(False, help="Few digits, one epoch.")) -> None:
         table = Table("accuracy in %", "task 1", "task 2", "task 3", title=title)
-        for name, held in (("with SI", strength), ("without", 1e-12)):
-            last = learn_digits(learn, optimizer, held, quick, quiet=quiet)[-1]
+        for name, used in (("with SI", strength), ("without", 1e-12)):
+            last = learn_digits(learn, optimizer, used, quick, quiet=quiet)[-1]
             table.add_row(name, *(f"{100 * value:.1f}" for value in last))
         Console(quiet=quiet).print(table)
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation: four small batches to a step, each of which writes the trace."""
+"""Gradient accumulation: four small batches per step, each of which writes the trace."""
 
 import torch
 from digits import show
@@ -24,4 +24,4 @@ def learn(model, penalty, optimizer, batches):
 
 
 if __name__ == "__main__":
-    show("four batches to a step", learn, optimizer, STRENGTH)
+    show("four batches per step", learn, optimizer, STRENGTH)

@@ -1,4 +1,4 @@
-"""Adam: steps of the optimizer's own size, and SI follows the way that the weights really went."""
+"""Adam: the optimizer chooses the size of its steps, and SI follows the path that the weights really take."""
 
 import torch
 from digits import show

@@ -1,4 +1,4 @@
-"""AdamW with the proximal step in place of the penalty in the loss: stable however large the importances have grown."""
+"""AdamW with the proximal step, not the penalty in the loss: stable for importances of any size."""
 
 import torch
 from digits import show
@@ -8,7 +8,7 @@ STRENGTH = 1000.0
 
 
 def optimizer(model):
-    # weight decay pulls to zero what consolidation holds at its anchor: leave it out of the plastic head
+    # weight decay pulls weights to zero, consolidation to their anchors: the plastic head has no decay
     slow = [theta for name, theta in model.named_parameters() if not name.startswith("head.")]
     head = list(model.head.parameters())
     return torch.optim.AdamW([{"params": slow}, {"params": head, "weight_decay": 0.0}], lr=0.001)

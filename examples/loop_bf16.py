@@ -1,4 +1,4 @@
-"""bfloat16 by autocast: the features are rounded, the trace and the penalty stay in float32."""
+"""bfloat16 by autocast: features are rounded, the trace and the penalty stay in float32."""
 
 import torch
 from digits import show

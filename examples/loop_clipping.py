@@ -1,4 +1,4 @@
-"""Gradients clipped by their norm: SI takes the task's gradient before that."""
+"""Gradients clipped by their norm: SI reads the task's gradient before they are clipped."""
 
 import torch
 from digits import show

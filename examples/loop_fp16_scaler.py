@@ -1,4 +1,4 @@
-"""float16 with a GradScaler, and clipping: SI is told by how much the loss was scaled."""
+"""float16 with a GradScaler, and clipping: SI gets the factor by which the loss was scaled."""
 
 import torch
 from digits import show
@@ -25,7 +25,7 @@ def learn(model, penalty, optimizer, batches):
         penalty.after_backward(scale=scaler.get_scale())  # before the gradients are unscaled and clipped
         scaler.unscale_(optimizer)
         clip_grad_norm_(model.parameters(), max_norm=1.0)
-        scaler.step(optimizer)  # leaves the step out where there are infinities
+        scaler.step(optimizer)  # skips the step if there are infinities
         scaler.update()
         penalty.after_step()
 

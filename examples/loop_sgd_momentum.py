@@ -1,4 +1,4 @@
-"""The plainest loop: SGD with momentum, with the penalty in the loss."""
+"""The simplest loop: SGD with momentum, with the penalty in the loss."""
 
 import torch
 from digits import show

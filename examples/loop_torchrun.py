@@ -1,4 +1,4 @@
-"""Data parallel training: each process has its share of every batch, and all take the steps of one that has the whole.
+"""Data parallel training: each process has a part of every batch, and all take the steps of one process with all of it.
 
 torchrun --nproc-per-node 2 examples/loop_torchrun.py
 """
@@ -21,14 +21,14 @@ def optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
 
-def own_share(batch):
-    """All processes draw the same batches here, and each takes its part; a DistributedSampler draws parts alone."""
+def own_part(batch):
+    """All processes draw the same batches here, and each takes its part; a DistributedSampler draws only the part."""
     return batch[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else batch
 
 
 def learn(model, penalty, optimizer, batches):
     for inputs, targets in batches:
-        inputs, targets = own_share(inputs), own_share(targets)
+        inputs, targets = own_part(inputs), own_part(targets)
         loss = cross_entropy(parallel[model](inputs, targets), targets) + penalty.loss()
         optimizer.zero_grad()
         loss.backward()

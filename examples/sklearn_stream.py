@@ -1,4 +1,4 @@
-"""Digits two classes at a time, never seen again: ContinualClassifier beside scikit-learn's own partial_fit.
+"""Digits, two classes at a time, each seen once: ContinualClassifier and scikit-learn's own partial_fit compared.
 
 python examples/sklearn_stream.py [passes]    the 10,000 training digits of mnist-small, in calls of 250
 """
@@ -29,7 +29,7 @@ def arrays(samples: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def calls(X: np.ndarray, y: np.ndarray, passes: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """The stream: for each pair of digits, its samples in calls, so many times."""
+    """The stream: for each pair of digits its samples, in calls of 250, in one or more passes."""
     for task, pair in enumerate(PAIRS):
         own = np.flatnonzero(np.isin(y, pair))
         for _ in range(passes):
@@ -39,7 +39,7 @@ def calls(X: np.ndarray, y: np.ndarray, passes: int) -> Iterator[tuple[int, np.n
 
 
 def learn(classifier: Any, stream: Iterator[tuple[int, np.ndarray, np.ndarray]]) -> Any:
-    """Ours takes the task as well; scikit-learn's want to know all classes before they come."""
+    """ContinualClassifier takes the task; scikit-learn's classifiers need to know all classes in advance."""
     ours = isinstance(classifier, ContinualClassifier)
     for task, X, y in stream:
         classifier.partial_fit(X, y, **({"task": task} if ours else {"classes": np.arange(10)}))
@@ -48,13 +48,13 @@ def learn(classifier: Any, stream: Iterator[tuple[int, np.ndarray, np.ndarray]])
 
 def main(passes: int = 1) -> dict[str, tuple[float, float]]:
     """Accuracy on all digits, and on the first pair, after the whole stream."""
-    torch.set_num_threads(1)  # networks this small take longer on several
+    torch.set_num_threads(1)  # small networks are slower on several threads
     data = load("mnist-small")
     (X, y), (test_X, test_y) = arrays(data.train), arrays(data.test)
     first = np.isin(test_y, PAIRS[0])
     makers: dict[str, Callable[[], Any]] = {
         "SGDClassifier": lambda: SGDClassifier(loss="log_loss", random_state=0),
-        "MLPClassifier, as large, batches of 32 as well": lambda: MLPClassifier((256,), batch_size=32, random_state=0),
+        "MLPClassifier of the same size, batches of 32": lambda: MLPClassifier((256,), batch_size=32, random_state=0),
         "ContinualClassifier": lambda: ContinualClassifier(random_state=0),
         "  with all outputs in training (masked=False)": lambda: ContinualClassifier(masked=False, random_state=0),
         '  without consolidation (method="finetune")': lambda: ContinualClassifier(method="finetune", random_state=0),

@@ -1,4 +1,4 @@
-"""The example on CIFAR-10 runs, on files that are as small as they can be."""
+"""The example on CIFAR-10 runs, on very small files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_cifar(folder: Path) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
-    """Run it as a command, in this process; returns what it exits with: a number, or the sentence that it says."""
+    """Run it as a command, in this process; returns its exit status: a number or a sentence."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *arguments])
     with pytest.raises(SystemExit) as end:
@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
     return end.value.code
 
 
-def test_the_example_prints_its_table(
+def test_example_prints_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cifar(tmp_path)
@@ -48,7 +48,7 @@ def test_the_example_prints_its_table(
     assert "nan" not in shown
 
 
-def test_without_the_data_it_says_so_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = str(run(monkeypatch, "--data", str(tmp_path)))
     assert "data_batch_1.bin is missing; `engram data fetch cifar-10" in said
     assert "\n" not in said
