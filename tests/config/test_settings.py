@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from builders import refusal
 from engram.common.errors import InputError
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_METHODS
@@ -72,14 +73,9 @@ def configs(draw: st.DrawFn) -> Config:
     )
 
 
-def refusal(**changes: Any) -> str:
-    """The sentence with which settings are refused."""
-    with pytest.raises(InputError) as error:
-        from_dict({**MINIMAL, **changes})
-    sentence = str(error.value)
-    assert "\n" not in sentence
-    assert len(sentence) > 10
-    return sentence
+def refused(**changes: Any) -> str:
+    """The sentence that refuses settings."""
+    return refusal(from_dict, {**MINIMAL, **changes})
 
 
 @hypothesis_settings(max_examples=100, deadline=None)
@@ -95,13 +91,13 @@ def test_toml_and_json_read_back_exactly(config: Config, tmp_path_factory: pytes
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(config=configs())
-def test_types_survive_too(config: Config) -> None:
+def test_types_read_back_too(config: Config) -> None:
     read = from_dict(tomllib.loads(config.to_toml()))
     for field in dataclasses.fields(Config):
         assert type(getattr(read, field.name)) is type(getattr(config, field.name)), field.name
 
 
-def test_toml_is_a_line_a_setting_without_what_is_none() -> None:
+def test_toml_has_a_line_for_each_setting_that_is_not_none() -> None:
     lines = Config("split-mnist", "dhp", hidden=(7,), eta=1e-7).to_toml().splitlines()
     assert lines[:2] == ['benchmark = "split-mnist"', 'method = "dhp"']
     assert "hidden = [7]" in lines
@@ -111,7 +107,7 @@ def test_toml_is_a_line_a_setting_without_what_is_none() -> None:
     assert len(lines) == len(dataclasses.fields(Config)) - 3  # strength, trace_scale and max_samples
 
 
-def test_json_says_null_for_what_is_none() -> None:
+def test_json_has_null_for_none() -> None:
     assert json.loads(Config("split-mnist", "dhp").to_json())["strength"] is None
 
 
@@ -135,12 +131,12 @@ def test_there_are_ten_methods_and_the_paper_has_eight() -> None:
         ("dhp+mas", True, "mas"),
     ],
 )
-def test_a_methods_name_says_what_it_is_made_of(method: str, plastic: bool, penalty: str | None) -> None:
+def test_method_names_its_head_and_penalty(method: str, plastic: bool, penalty: str | None) -> None:
     config = Config("split-mnist", method, strength=1.0)
     assert (config.plastic, config.penalty) == (plastic, penalty)
 
 
-def test_a_config_cannot_be_changed_in_place() -> None:
+def test_config_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config("split-mnist", "dhp").epochs = 3  # type: ignore[misc]
 
@@ -152,7 +148,7 @@ def test_replace_changes_only_what_it_names() -> None:
     assert changed.replace(epochs=config.epochs, hidden=config.hidden) == config
 
 
-def test_replace_refuses_what_it_does_not_know() -> None:
+def test_replace_refuses_unknown_settings() -> None:
     with pytest.raises(InputError, match="epoch"):
         from_dict(MINIMAL).replace(epoch=3)
 
@@ -177,8 +173,8 @@ def test_replace_refuses_what_it_does_not_know() -> None:
         ({"protect": "fast"}, ("no protect 'fast'", "slow, in-force")),
     ],
 )
-def test_an_unknown_name_or_choice_is_refused_with_a_hint(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    sentence = refusal(**changes)
+def test_unknown_name_or_choice_is_refused_with_a_hint(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    sentence = refused(**changes)
     for word in words:
         assert word in sentence
 
@@ -219,8 +215,8 @@ def test_an_unknown_name_or_choice_is_refused_with_a_hint(changes: dict[str, Any
         ("examine", None),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused(name: str, value: object) -> None:
-    sentence = refusal(**{name: value})
+def test_value_of_the_wrong_type_is_refused(name: str, value: object) -> None:
+    sentence = refused(**{name: value})
     assert name in sentence
     assert repr(value) in sentence
 
@@ -228,7 +224,7 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: object) -> None:
 @pytest.mark.parametrize("name", ["trials", "num_tasks", "epochs", "batch_size"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_counts_are_at_least_one(name: str, value: int) -> None:
-    assert refusal(**{name: value}) == f"{name} must be at least 1, not {value}"
+    assert refused(**{name: value}) == f"{name} must be at least 1, not {value}"
 
 
 @pytest.mark.parametrize(
@@ -250,9 +246,9 @@ def test_counts_are_at_least_one(name: str, value: int) -> None:
         ("trace_scale", (0.0, -1.0, math.nan, math.inf)),
     ],
 )
-def test_a_number_out_of_its_range_is_refused(name: str, values: tuple[Any, ...]) -> None:
+def test_number_out_of_range_is_refused(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
-        assert refusal(**{name: value}).startswith(f"{name} must be "), value
+        assert refused(**{name: value}).startswith(f"{name} must be "), value
 
 
 @pytest.mark.parametrize(
@@ -273,54 +269,54 @@ def test_a_number_out_of_its_range_is_refused(name: str, values: tuple[Any, ...]
         ("trace_scale", (1e-12, 3, None)),
     ],
 )
-def test_the_edges_of_a_range_are_allowed(name: str, values: tuple[Any, ...]) -> None:
+def test_bounds_of_a_range_are_allowed(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
         expected = tuple(value) if isinstance(value, list) else value
         assert getattr(from_dict({**MINIMAL, name: value}), name) == expected
 
 
 @pytest.mark.parametrize("eta", [-3.0, 0.0, 1.5, 100.0])
-def test_an_unbounded_eta_may_be_any_finite_number(eta: float) -> None:
+def test_unbounded_eta_may_be_any_finite_number(eta: float) -> None:
     assert from_dict({**MINIMAL, "eta": eta, "eta_range": "unbounded"}).eta == eta
 
 
 @pytest.mark.parametrize("eta", [math.nan, math.inf, -math.inf])
-def test_even_an_unbounded_eta_is_a_number(eta: float) -> None:
-    assert refusal(eta=eta, eta_range="unbounded").startswith("eta must be ")
+def test_unbounded_eta_must_be_finite(eta: float) -> None:
+    assert refused(eta=eta, eta_range="unbounded").startswith("eta must be ")
 
 
-def test_a_whole_number_serves_as_a_float() -> None:
+def test_integer_is_accepted_as_a_float() -> None:
     config = from_dict({**MINIMAL, "strength": 3})
     assert type(config.strength) is float
 
 
-def test_a_whole_number_too_large_for_a_float_is_refused() -> None:
-    assert "learning_rate" in refusal(learning_rate=10**400)
+def test_integer_too_large_for_a_float_is_refused() -> None:
+    assert "learning_rate" in refused(learning_rate=10**400)
 
 
 @pytest.mark.parametrize(
     ("benchmark", "dataset"),
     [("vision-mixture", "mnist"), ("vision-mixture", "mnist-small"), ("split-mnist", "five-datasets")],
 )
-def test_a_dataset_of_another_benchmark_is_refused(benchmark: str, dataset: str) -> None:
-    sentence = refusal(benchmark=benchmark, dataset=dataset)
+def test_dataset_of_another_benchmark_is_refused(benchmark: str, dataset: str) -> None:
+    sentence = refused(benchmark=benchmark, dataset=dataset)
     assert benchmark in sentence
     assert repr(dataset) in sentence
 
 
 @pytest.mark.parametrize("missing", ["benchmark", "method"])
-def test_settings_name_a_benchmark_and_a_method(missing: str) -> None:
+def test_benchmark_and_method_are_required(missing: str) -> None:
     with pytest.raises(InputError, match=f"do not name a {missing}"):
         from_dict({name: value for name, value in MINIMAL.items() if name != missing})
 
 
-def test_a_method_without_penalty_needs_no_strength() -> None:
+def test_method_without_penalty_needs_no_strength() -> None:
     assert from_dict({"benchmark": "split-mnist", "method": "dhp"}).strength is None
 
 
 @pytest.mark.parametrize("strength", [0.0, -1.0, math.nan, math.inf])
-def test_a_strength_that_cannot_be_is_refused_even_where_it_would_not_be_used(strength: float) -> None:
-    assert "strength" in refusal(method="finetune", strength=strength)
+def test_bad_strength_is_refused_even_if_it_is_not_used(strength: float) -> None:
+    assert "strength" in refused(method="finetune", strength=strength)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +339,7 @@ def test_a_strength_that_cannot_be_is_refused_even_where_it_would_not_be_used(st
         ("settings", b""),
     ],
 )
-def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+def test_damaged_file_is_refused_in_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError) as error:
         load_config(tmp_path / name)
@@ -351,7 +347,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, content: byte
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "missing.json", "no/such/folder/x.toml"])
-def test_a_missing_file_is_one_sentence_that_names_it(tmp_path: Path, name: str) -> None:
+def test_missing_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=name) as error:
         load_config(tmp_path / name)
     assert "\n" not in str(error.value)
@@ -371,28 +367,28 @@ def test_a_missing_file_is_one_sentence_that_names_it(tmp_path: Path, name: str)
         ("alpha=", {"alpha": ""}),
     ],
 )
-def test_a_setting_is_read_as_a_person_types_it(text: str, expected: dict[str, Any]) -> None:
+def test_settings_are_parsed_as_they_are_typed(text: str, expected: dict[str, Any]) -> None:
     assert parse_setting(text) == expected
 
 
-def test_a_method_with_a_penalty_needs_a_strength() -> None:
+def test_method_with_a_penalty_needs_a_strength() -> None:
     with pytest.raises(InputError, match=r"the method dhp\+si needs a strength"):
         from_dict({"benchmark": "split-mnist", "method": "dhp+si"})
 
 
-def test_true_stays_the_word_where_a_word_is_meant() -> None:
+def test_true_stays_a_word_where_the_setting_is_a_word() -> None:
     """`fisher_labels=true` reads as JSON's true, but a person means the choice named "true"."""
     config = from_dict({**MINIMAL, **parse_setting("fisher_labels=true")})
     assert config.fisher_labels == "true"
 
 
 @pytest.mark.parametrize("text", ["epochs", "", "epochs:3"])
-def test_a_setting_without_an_equals_sign_is_refused(text: str) -> None:
+def test_setting_without_an_equals_sign_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="name=value"):
         parse_setting(text)
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000], ids=["long", "deep"])
-def test_a_monstrous_setting_is_refused_and_not_a_crash(value: str) -> None:
+def test_huge_setting_is_refused(value: str) -> None:
     with pytest.raises(InputError):
         from_dict({**MINIMAL, **parse_setting(f"epochs={value}")})
