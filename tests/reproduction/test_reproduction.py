@@ -1,27 +1,26 @@
-"""A reproduction: what it runs, and that stopping it anywhere changes nothing."""
+"""Running a reproduction: stopping it anywhere changes nothing, and nothing of another kind is mixed in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from engram import InputError, Progress, Result, preset
+from builders import assert_results_equal, refusal
+from engram import InputError, Progress, preset
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
-from engram.engine.checkpoint import CheckpointFolder
-from engram.runs import parts as running
-from engram.runs.experiment import Setting
-from engram.runs.parts import Part, run_part
-from engram.runs.sheets import Sheet, read_sheet, sheet_path
-
-# --- running a part
-
+from engram.engine.runtime import Runtime
+from engram.reproduction.folder import part_folder, read_reproduction
+from engram.reproduction.plan import Part
+from engram.reproduction.run import run_reproduction
+from engram.runs.run import Run
 
 TINY = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "batch_size": 8, "hidden": [5]}
 
@@ -31,12 +30,13 @@ def digits() -> Dataset:
     return load("mnist-small").shortened(60)
 
 
-def tiny_part(**changes: Any) -> Part:
-    """Two groups: the second has masks in evaluation only."""
+def tiny_parts(**changes: Any) -> list[Part]:
+    """Two parts. Some configs of the first learn with masks, and some without, so not together."""
     settings = TINY | changes
-    entries = {method: preset("split-mnist", method, **settings) for method in ("finetune", "dhp+si", "dhp+mas")}
-    entries |= {f"{m}, unmasked": c.replace(mask_training=False) for m, c in list(entries.items())[1:]}
-    return Part("table", "split-mnist", entries)
+    table = {method: preset("split-mnist", method, **settings) for method in ("finetune", "dhp+si")}
+    table |= {f"{method}, unmasked": config.replace(mask_training=False) for method, config in list(table.items())}
+    sensitivity = {f"η {eta:g}": preset("split-mnist", "dhp", eta=eta, **settings) for eta in (0.1, 0.001)}
+    return [Part("table", "split-mnist", table), Part("sensitivity", "split-mnist", sensitivity)]
 
 
 class Stop(Exception):
@@ -44,215 +44,190 @@ class Stop(Exception):
 
 
 class Loader:
-    """Loads the datasets, and knows how often it was asked."""
+    """Loads the datasets, and counts how often it was asked."""
 
     def __init__(self, digits: Dataset):
         self.digits = digits
-        self.asked: list[Config] = []
+        self.asked: list[str] = []
 
     def __call__(self, config: Config) -> Sequence[Dataset]:
-        self.asked.append(config)
+        self.asked.append(config.dataset)
         return [self.digits]
 
 
-def run_tiny(part: Part, folder: Path, digits: Dataset, **options: Any) -> Sheet:
-    path = sheet_path(folder, part.benchmark, part.name)
-    return run_part(part, path, Loader(digits), command="engram reproduce", setting=Setting("cpu"), **options)
+Runs = dict[tuple[str, str], Run]
 
 
-def assert_same(one: Sheet, other: Sheet) -> None:
-    assert list(one.entries) == list(other.entries)
-    for label, result in one.entries.items():
-        found = other.entries[label]
-        assert found.config == result.config
-        assert np.array_equal(found.accuracy, result.accuracy, equal_nan=True), label
-        assert np.array_equal(found.untrained, result.untrained)
-        assert repr(found.dynamics) == repr(result.dynamics)
-        assert found.diverged == result.diverged
-    known = ("command", "quick", "device", "precision", "versions", "data", "models")
-    assert {name: one.about[name] for name in known} == {name: other.about[name] for name in known}
+def reproduce(parts: list[Part], folder: Path, digits: Dataset, **options: Any) -> Runs:
+    settings = {"load": Loader(digits), "command": "engram reproduce", "runtime": Runtime("cpu")} | options
+    return run_reproduction(parts, folder, **settings)
+
+
+def showing(call: Callable[[Part, Progress], None]) -> Any:
+    """What `show` takes: every progress of every part is passed to a function."""
+
+    @contextmanager
+    def show(part: Part) -> Iterator[Callable[[Progress], None]]:
+        yield lambda progress: call(part, progress)
+
+    return show
+
+
+def stop_at(name: str, done: float) -> Any:
+    def stop(part: Part, progress: Progress) -> None:
+        if part.name == name and progress.done > done:
+            raise Stop
+
+    return showing(stop)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sheet, list[Progress], Path]:
-    folder = tmp_path_factory.mktemp("whole")
-    told: list[Progress] = []
-    return run_tiny(tiny_part(), folder, digits, report=told.append), told, folder
+def uninterrupted(digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs, list[str], Path]:
+    folder = tmp_path_factory.mktemp("reproduction") / "new"
+    lines: list[str] = []
+    return reproduce(tiny_parts(), folder, digits, tell=lines.append), lines, folder
 
 
-def test_a_part_leaves_its_sheet_and_nothing_else(uninterrupted: tuple[Sheet, list[Progress], Path]) -> None:
-    sheet, _, folder = uninterrupted
-    assert [str(p.relative_to(folder)) for p in folder.rglob("*")] == ["split-mnist", "split-mnist/table.json"]
-    assert_same(sheet, read_sheet(sheet_path(folder, "split-mnist", "table")))
-    assert list(sheet.entries) == list(tiny_part().entries), "in the order of the plan, not of the groups"
-    assert "split-mnist, table: 2 of the paper's 10 trials were run" in sheet.missing
-    assert sheet.about["models"] == 10
-    assert sheet.about["seconds"] >= 0
-    assert not sheet.quick
-    assert sheet.about["data"][0]["name"] == "mnist-small"
-    for result in sheet.entries.values():
-        assert result.accuracy.shape == (2, 2, 2)
-        assert bool(result.dynamics) == result.config.plastic
+def test_every_part_is_a_run_of_its_own(uninterrupted: tuple[Runs, list[str], Path]) -> None:
+    runs, lines, folder = uninterrupted
+    found = read_reproduction(folder)
+    assert list(found.runs) == list(runs) == [("split-mnist", "table"), ("split-mnist", "sensitivity")]
+    for part in tiny_parts():
+        run = found.runs[part.benchmark, part.name]
+        assert run.configs == part.configs
+        assert_results_equal(run.results, {label: run.results[label] for label in part.configs})
+        assert (run.about["part"], run.about["quick"], run.finished) == (part.name, False, True)
+    table, sensitivity = found.runs.values()
+    assert bool(table.results["dhp+si"].dynamics)
+    assert not sensitivity.results["η 0.1"].dynamics, "dynamics of parts that do not show them would be large"
+    assert "split-mnist, table: 2 of the paper's 10 trials were run" in found.missing
+    assert lines[0].startswith("split-mnist: table, 8 models in ")
 
 
-def test_a_part_tells_how_far_it_is_over_all_its_groups(uninterrupted: tuple[Sheet, list[Progress], Path]) -> None:
-    shares = [progress.share for progress in uninterrupted[1]]
-    assert shares == sorted(shares)
-    assert shares[-1] == pytest.approx(1)
-    assert any(share == pytest.approx(0.6) for share in shares), "three of five entries are the first group"
-
-
-def test_a_sheet_that_is_there_is_read_and_nothing_is_run_or_loaded(
-    uninterrupted: tuple[Sheet, list[Progress], Path], digits: Dataset
-) -> None:
-    sheet, _, folder = uninterrupted
-    before = sheet_path(folder, "split-mnist", "table").read_bytes()
+def test_data_are_loaded_once(digits: Dataset, tmp_path: Path) -> None:
     loader = Loader(digits)
-    told: list[Progress] = []
-    again = run_part(
-        tiny_part(),
-        sheet_path(folder, "split-mnist", "table"),
-        loader,
-        command="another",
-        setting=Setting("cpu"),
-        report=told.append,
-    )
-    assert (loader.asked, told) == ([], [])
-    assert_same(again, sheet)
-    assert sheet_path(folder, "split-mnist", "table").read_bytes() == before
+    reproduce(tiny_parts(epochs=1), tmp_path / "new", digits, load=loader)
+    assert loader.asked == ["mnist-small"]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 180.0], ids=["from a checkpoint", "from the beginning of a group"])
-@pytest.mark.parametrize("stop_at", [0.1, 0.45, 0.6, 0.8])
-def test_a_part_that_was_stopped_goes_on_to_the_same_sheet(
-    stop_at: float,
-    seconds: float,
-    uninterrupted: tuple[Sheet, list[Progress], Path],
-    digits: Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_finished_parts_are_read_and_nothing_is_loaded(
+    uninterrupted: tuple[Runs, list[str], Path], digits: Dataset
 ) -> None:
-    monkeypatch.setattr(running, "CheckpointFolder", lambda folder: CheckpointFolder(folder, seconds))
-    told: list[Progress] = []
-
-    def stop(progress: Progress) -> None:
-        if progress.share > stop_at:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run_tiny(tiny_part(), tmp_path, digits, report=stop)
-    path = sheet_path(tmp_path, "split-mnist", "table")
-    assert not path.exists(), "a sheet is whole, or not there"
-    assert (path.parent / ".table" / "0.json").exists() == (stop_at >= 0.6)
-    sheet = run_tiny(tiny_part(), tmp_path, digits, report=told.append)
-    assert_same(sheet, uninterrupted[0])
-    assert [p.name for p in path.parent.iterdir()] == ["table.json"]
-    went_on = [progress.note for progress in told if progress.note and progress.note.startswith("goes on from")]
-    assert bool(went_on) == (seconds == 0 and stop_at != 0.6), "at 0.6 nothing of the second group was kept yet"
-    if stop_at >= 0.6:
-        assert told[0].share >= 0.6, "a group that was finished is not run again"
-
-
-def test_a_group_that_was_finished_is_not_loaded_for_again(digits: Dataset, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.share > 0.6:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run_tiny(tiny_part(), tmp_path, digits, report=stop)
+    runs, _, folder = uninterrupted
+    before = {path: path.read_bytes() for path in folder.glob("*/*/*.json")}
     loader = Loader(digits)
-    run_part(
-        tiny_part(),
-        sheet_path(tmp_path, "split-mnist", "table"),
-        loader,
-        command="engram reproduce",
-        setting=Setting("cpu"),
-    )
-    assert [config.mask_training for config in loader.asked] == [False]
+    lines: list[str] = []
+    again = reproduce(tiny_parts(), folder, digits, load=loader, tell=lines.append)
+    assert loader.asked == []
+    assert lines == ["split-mnist: table, was finished already", "split-mnist: sensitivity, was finished already"]
+    for name, run in again.items():
+        for label, result in run.results.items():
+            np.testing.assert_array_equal(result.accuracy, runs[name].results[label].accuracy)
+    assert {path: path.read_bytes() for path in folder.glob("*/*/*.json")} == before
 
 
-def test_a_group_does_not_go_on_with_other_data(digits: Dataset, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.share > 0.1:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run_tiny(tiny_part(), tmp_path, digits, report=stop)
-    with pytest.raises(InputError, match="the data are not those"):
-        run_tiny(tiny_part(), tmp_path, digits.shortened(len(digits.train) - 1))
-
-
-@pytest.mark.parametrize(
-    ("was_quick", "words"), [(True, "there is a quick reproduction"), (False, "there is a whole reproduction")]
-)
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_folder_of_the_other_kind_is_refused(
-    was_quick: bool, words: str, finished: bool, digits: Dataset, tmp_path: Path
+@pytest.mark.parametrize(("name", "done"), [("table", 0.1), ("table", 0.7), ("sensitivity", 0.4)])
+def test_a_resumed_reproduction_equals_an_uninterrupted_one(
+    name: str, done: float, uninterrupted: tuple[Runs, list[str], Path], digits: Dataset, tmp_path: Path
 ) -> None:
-    """Also where the other was stopped: what it had finished has the same labels, and other numbers."""
+    folder = tmp_path / "new"
+    with pytest.raises(Stop):
+        reproduce(tiny_parts(), folder, digits, show=stop_at(name, done))
+    resumed = reproduce(tiny_parts(), folder, digits)
+    for part, run in uninterrupted[0].items():
+        assert_results_equal(resumed[part].results, run.results)
 
-    def stop(progress: Progress) -> None:
-        if not finished and progress.share > 0.6:
-            raise Stop
 
+def test_resuming_with_other_threads_warns_and_keeps_what_was_recorded(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(Stop):
+        reproduce(tiny_parts(), folder, digits, show=stop_at("table", 0.5))
+    recorded = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: recorded + 1)
+    lines: list[str] = []
+    notes: list[str] = []
+    runs = reproduce(
+        tiny_parts(),
+        folder,
+        digits,
+        tell=lines.append,
+        show=showing(lambda part, progress: notes.append(progress.note or "")),
+    )
+    warning = f"threads {recorded} is now {recorded + 1}"
+    assert warning in lines[0]
+    assert any(warning in note for note in notes)
+    assert runs["split-mnist", "table"].about["environment"]["threads"] == recorded
+
+
+def test_other_data_are_refused(digits: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        reproduce(tiny_parts(), tmp_path / "new", digits, show=stop_at("table", 0.5))
+    other = digits.shortened(len(digits.train) - 1)
+    assert "the data are not those" in refusal(reproduce, tiny_parts(), tmp_path / "new", other)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_quick_and_a_complete_reproduction_are_not_mixed(quick: bool, digits: Dataset, tmp_path: Path) -> None:
     with suppress(Stop):
-        run_tiny(tiny_part(), tmp_path, digits, quick=was_quick, report=stop)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*.json") if p.name != "plan.json"}
-    assert len(before) == 1
-    with pytest.raises(InputError) as error:
-        run_tiny(tiny_part(), tmp_path, digits, quick=not was_quick)
-    assert words in str(error.value)
-    assert "--out" in str(error.value)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*.json") if p.name != "plan.json"} == before
+        reproduce(tiny_parts(), tmp_path / "new", digits, quick=quick, show=stop_at("table", 0.1))
+    before = (tmp_path / "new" / "reproduction.json").read_bytes()
+    sentence = refusal(reproduce, tiny_parts(), tmp_path / "new", digits, quick=not quick)
+    assert "quick" in sentence
+    assert "--out" in sentence
+    assert (tmp_path / "new" / "reproduction.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_folder_of_other_settings_is_refused(finished: bool, digits: Dataset, tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
-        if not finished and progress.share > 0.6:
-            raise Stop
-
+def test_a_part_of_other_settings_is_refused(finished: bool, digits: Dataset, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
     with suppress(Stop):
-        run_tiny(tiny_part(), tmp_path, digits, report=stop)
-    left = "table.json" if finished else ".table"
-    with pytest.raises(InputError, match=f"{left} is of other settings: remove it, or name another folder"):
-        run_tiny(tiny_part(hidden=[6]), tmp_path, digits)
-    fewer = Part("table", "split-mnist", dict(list(tiny_part().entries.items())[1:]))
-    with pytest.raises(InputError, match="is of other settings"):
-        run_tiny(fewer, tmp_path, digits)
+        reproduce(tiny_parts(epochs=1), folder, digits, show=stop_at("table", 2.0 if finished else 0.5))
+    assert "table is of other settings" in refusal(reproduce, tiny_parts(epochs=1, hidden=[6]), folder, digits)
+    (first, second) = tiny_parts(epochs=1)
+    fewer = Part(first.name, first.benchmark, dict(list(first.configs.items())[1:]))
+    assert "table is of other settings" in refusal(reproduce, [fewer, second], folder, digits)
 
 
-def test_a_damaged_sheet_says_how_to_go_on(digits: Dataset, tmp_path: Path) -> None:
-    path = sheet_path(tmp_path, "split-mnist", "table")
-    path.parent.mkdir(parents=True)
-    path.write_text("half of o")
-    with pytest.raises(InputError, match="remove it, and it is run again"):
-        run_tiny(tiny_part(), tmp_path, digits)
-    assert path.read_text() == "half of o"
+def test_a_folder_of_something_else_is_refused(digits: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "is not empty (it holds notes.txt)" in refusal(reproduce, tiny_parts(), tmp_path, digits)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert "cannot write to" in refusal(reproduce, tiny_parts(), tmp_path / "notes.txt", digits)
+
+
+def test_a_benchmark_without_data_is_left_out_once_or_refused(tmp_path: Path) -> None:
+    def missing(config: Config) -> Sequence[Dataset]:
+        raise InputError("there are no digits")
+
+    lines: list[str] = []
+    options = {"runtime": Runtime("cpu"), "tell": lines.append}
+    assert run_reproduction(tiny_parts(), tmp_path / "new", missing, skip_without_data=True, **options) == {}
+    assert lines == ["split-mnist is left out: there are no digits"]
+    assert refusal(run_reproduction, tiny_parts(), tmp_path / "other", missing, **options) == "there are no digits"
+    assert not (tmp_path / "other").exists()
 
 
 def test_two_processes_do_not_run_one_part_at_once(digits: Dataset, tmp_path: Path) -> None:
     refused: list[str] = []
 
-    def meddle(progress: Progress) -> None:
+    def meddle(part: Part, progress: Progress) -> None:
         if not refused:
-            with pytest.raises(InputError) as error:
-                run_tiny(tiny_part(), tmp_path, digits)
-            refused.append(str(error.value))
+            refused.append(refusal(reproduce, tiny_parts(epochs=1), tmp_path / "new", digits))
 
-    sheet = run_tiny(tiny_part(), tmp_path, digits, report=meddle)
-    assert refused[0].startswith("another process is using the run in")
-    assert all(len(result.accuracy) == 2 for result in sheet.entries.values())
+    reproduce(tiny_parts(epochs=1), tmp_path / "new", digits, show=showing(meddle))
+    assert "another process" in refused[0]
 
 
-def test_trials_that_diverge_are_kept_in_the_sheet(digits: Dataset, tmp_path: Path) -> None:
-    entries = {
+def test_trials_that_diverge_are_counted(digits: Dataset, tmp_path: Path) -> None:
+    configs = {
         "calm": preset("split-mnist", "dhp", **TINY),
         "wild": preset("split-mnist", "dhp", **TINY, learning_rate=1e38),
     }
-    sheet = run_tiny(Part("study", "split-mnist", entries), tmp_path, digits)
-    assert [lost.trial for lost in sheet.entries["wild"].diverged] == [0, 1]
-    assert np.isnan(sheet.entries["wild"].accuracy[:, -1]).all()
-    calm: Result = sheet.entries["calm"]
-    assert calm.diverged == []
-    assert np.isfinite(calm.accuracy[:, -1]).all()
+    lines: list[str] = []
+    (run,) = reproduce([Part("study", "split-mnist", configs)], tmp_path / "new", digits, tell=lines.append).values()
+    assert [each.trial for each in run.results["wild"].diverged] == [0, 1]
+    assert run.results["calm"].diverged == []
+    assert lines[-1].endswith("; 2 diverged")
+    assert run.path == part_folder(tmp_path / "new", "split-mnist", "study")

@@ -29,7 +29,8 @@ from engram.runs.sweep.points import (
     rungs,
     survivors,
 )
-from engram.runs.sweep.run import Plan, Tried, best_of, run_sweep
+from engram.runs.sweep.run import Plan, run_sweep
+from engram.runs.sweep.tried import Tried, best_of
 
 # --- what is swept
 

@@ -98,8 +98,6 @@ class Bars:
         self.printed: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Bars:
-        if self.console.is_terminal:
-            self.bars.start()
         return self
 
     def __exit__(
@@ -110,7 +108,9 @@ class Bars:
 
     @contextmanager
     def bar(self, what: str) -> Iterator[Callable[[RunProgress], None]]:
-        """One bar; yields the function that takes its progress."""
+        """One bar; yields the function that takes its progress. The first bar starts the display."""
+        if self.console.is_terminal:
+            self.bars.start()
         task = self.bars.add_task(what, total=STEPS)
 
         def show(progress: RunProgress) -> None:

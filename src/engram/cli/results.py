@@ -102,13 +102,13 @@ def _open(folder: Path) -> dict[str, Run]:
 
 def _tables(folder: Path, runs: dict[str, Run]) -> list[Table]:
     """The tables of a reproduction as a whole, then those of each run."""
-    from engram.report.tables import gains, summary
+    from engram.report.sweep_table import run_tables
     from engram.reproduction.folder import holds_reproduction, read_reproduction
     from engram.reproduction.page import reproduction_tables
 
     tables = reproduction_tables(read_reproduction(folder)) if holds_reproduction(folder) else []
     for name, run in runs.items():
-        own = [made for made in (summary(run.results), gains(run.results)) if made is not None]
+        own = run_tables(run)
         tables += [replace(made, title=f"{name}: {made.title}") for made in own] if len(runs) > 1 else own
     return tables
 

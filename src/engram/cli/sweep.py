@@ -33,7 +33,8 @@ from engram.config.presets import CHOOSING, preset
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
-    from engram.runs.sweep.run import Plan, Tried
+    from engram.runs.sweep.run import Plan
+    from engram.runs.sweep.tried import Tried
 
 POINTS = 30
 
@@ -146,7 +147,7 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
     from engram.report.figures.drawing import save_drawings
     from engram.report.figures.settings import draw_sweep
     from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
-    from engram.runs.sweep.run import best_of
+    from engram.runs.sweep.tried import best_of
 
     write_atomically(folder / "points.csv", points_csv(tried))
     of_method = {base.method: [each for each in tried if each.config.method == base.method] for base in plan.bases}

@@ -7,12 +7,41 @@ import io
 from collections.abc import Sequence
 
 from engram.config.settings import Config
-from engram.report.tables import Table, count, difference_cells, with_error
+from engram.report.layout import Table, count
+from engram.report.tables import difference_cells, tables_of, with_error
 from engram.runs import metrics
+from engram.runs.result import Result
+from engram.runs.run import Run
 from engram.runs.sweep.points import described, written
-from engram.runs.sweep.run import Tried, best_of
+from engram.runs.sweep.tried import Tried
 
-SHOWN = 20  # rows; a file has them all
+MOST_ROWS = 20  # of the table; points.csv has all
+
+
+def is_sweep(run: Run) -> bool:
+    """Whether a run was read from the folder of a sweep."""
+    return isinstance(run.about.get("axes"), list) and isinstance(run.about.get("bases"), list)
+
+
+def tried_in(run: Run) -> dict[str, list[Tried]]:
+    """The points of a sweep by method, with the scores that they have so far.
+
+    Args:
+        run: a sweep, as `read_run` reads it.
+
+    Example:
+        for method, tried in tried_in(read_run("sweeps/split-mnist")).items():
+            print(sweep_table(tried).to_text())
+    """
+    names = [str(axis).partition("=")[0] for axis in run.about["axes"]]
+    trials = {base["method"]: base["trials"] for base in run.about["bases"]}
+    found: dict[str, list[Tried]] = {}
+    for result in run.results.values():
+        config = result.config.replace(trials=trials[result.config.method])
+        tried = Tried({name: getattr(config, name) for name in names}, config)
+        tried.add(result)
+        found.setdefault(config.method, []).append(tried)
+    return found
 
 
 def ranking(tried: Sequence[Tried]) -> list[Tried]:
@@ -20,34 +49,72 @@ def ranking(tried: Sequence[Tried]) -> list[Tried]:
     return sorted(tried, key=lambda each: (-len(each.scores), -each.mean))
 
 
-def sweep_table(tried: Sequence[Tried]) -> Table:
-    """The points of one method, the best first, and how far behind it the others are."""
+def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
+    """The points of one method, the best first, and how far behind it the others are.
+
+    Args:
+        tried: the points, at least one.
+        finished: whether the sweep is; if not, points with fewer trials may still get more.
+
+    Example:
+        print(sweep_table(tried_in(read_run("sweeps/split-mnist"))["dhp+si"]).to_text())
+    """
     best, *others = ranking(tried)
     config = best.config
     rows = []
-    for each in [best, *others][:SHOWN]:
+    for each in [best, *others][:MOST_ROWS]:
         accuracy = metrics.estimate(each.scores)
-        state = "best" if each is best else "" if each.finished else "given up"
+        state = "best" if each is best else "" if each.finished else "given up" if finished else "so far"
         less = difference_cells(metrics.paired_difference(each.scores, best.scores), 100, 2)
         rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), *less, state))
     where = "on held-out training samples" if config.examine == "validation" else "on the test samples"
     notes = [f"Accuracy: mean over all tasks after the last, {where}; ± one standard error over trials."]
-    notes.append(
-        "Less the best: in points, over the trials that both had; a point that was given up had the first of them."
-    )
-    if len(tried) > SHOWN:
-        notes.append(f"{len(tried) - SHOWN} more points are in points.csv.")
-    lost = sum(each.num_diverged for each in tried)
-    if lost:
-        notes.append(f"{count(lost, 'trial')} diverged, and {'counts' if lost == 1 else 'count'} as an accuracy of 0.")
+    notes.append("Less the best: in points, over the trials that both had. A point that was given up had the first.")
+    if len(tried) > MOST_ROWS:
+        notes.append(f"{len(tried) - MOST_ROWS} more points are in points.csv.")
+    diverged = sum(each.num_diverged for each in tried)
+    if diverged:
+        counts = "counts" if diverged == 1 else "count"
+        notes.append(f"{count(diverged, 'trial')} diverged, and {counts} as an accuracy of 0.")
     title = f"{config.method} on {config.benchmark} ({config.dataset}), {count(len(tried), 'point')}"
     return Table(title, ("settings", "accuracy %", "trials", "less the best", "95% interval", ""), rows, tuple(notes))
 
 
+def sweep_tables(run: Run) -> list[Table]:
+    """One table for each method of a sweep.
+
+    Example:
+        for table in sweep_tables(read_run("sweeps/split-mnist")):
+            print(table.to_text())
+    """
+    return [sweep_table(tried, run.finished) for tried in tried_in(run).values()]
+
+
+def run_tables(run: Run) -> list[Table]:
+    """All tables of a run, or of a sweep.
+
+    Args:
+        run: a run that has results, finished or not.
+
+    Example:
+        for table in run_tables(read_run("runs/demo")):
+            print(table.to_text())
+    """
+    return sweep_tables(run) if is_sweep(run) else tables_of(run.results)
+
+
+def best_results(run: Run) -> dict[str, Result]:
+    """The Results of the best point of each method so far; of a run that is no sweep, all."""
+    if not is_sweep(run):
+        return run.results
+    return {label: run.results[label] for label in (ranking(own)[0].label for own in tried_in(run).values())}
+
+
 def points_csv(tried: Sequence[Tried]) -> str:
-    """Every point, in the order in which it was tried."""
+    """Every point, in the order in which it was tried, as CSV."""
     names = list(tried[0].point)
-    best = {id(best_of([t for t in tried if t.config.method == m])) for m in {t.config.method for t in tried}}
+    methods = dict.fromkeys(each.config.method for each in tried)
+    best = {id(ranking([each for each in tried if each.config.method == method])[0]) for method in methods}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", *names, "accuracy", "sem", "trials", "diverged", "state"])
@@ -62,11 +129,11 @@ def points_csv(tried: Sequence[Tried]) -> str:
 
 
 def to_run(best: Tried, usual: Config) -> Config:
-    """The best settings for a run whose numbers are to be believed: other seeds, and the test samples."""
+    """The best settings for a final run: on the test samples, with the preset's seed and trials."""
     return best.config.replace(examine="test", seed=usual.seed, trials=usual.trials)
 
 
 def on_what(chosen: Config, config: Config) -> str:
-    """How honest a test it is of settings that were chosen so."""
+    """How fair a test it is of settings that were chosen so."""
     samples = "on the test samples" if chosen.examine != "test" else "on the test samples, on which it was chosen"
     return f"{samples}, with {'other' if chosen.seed != config.seed else 'the same'} seeds"

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.reproduction.plan import NOT_RUN
-from engram.runs.folder import claim_group
-from engram.runs.result import versions
 from engram.runs.run import REPRODUCTION, Run, has_started, read_run
-
-if TYPE_CHECKING:
-    from engram.engine.runtime import Runtime
 
 Runs = Mapping[tuple[str, str], Run]  # by benchmark and part
 IN_THE_TABLES = ("table", "variant")  # parts that have as many trials as the paper
@@ -81,24 +74,6 @@ def read_reproduction(folder: str | Path) -> Reproduction:
     if not runs:
         raise InputError(f"the reproduction in {folder} has no results yet")
     return Reproduction(folder, runs, missing)
-
-
-def claim_reproduction(folder: Path, command: str, quick: bool, runtime: Runtime) -> str | None:
-    """Make a folder that of a reproduction, or check that it is one; returns a warning if the environment has changed.
-
-    Args:
-        folder: a new or empty folder, or that of a reproduction that is just as quick.
-        command: saved, so that `engram run --resume FOLDER` can resume it.
-        quick: whether it is a quick one.
-        runtime: where it is computed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    about = {
-        "command": command,
-        "arguments": shlex.split(command)[1:],
-        "environment": {**runtime.environment(), **versions()},
-    }
-    return claim_group(folder / REPRODUCTION, {"quick": quick}, about)
 
 
 def missing_from_part(run: Run) -> list[str]:

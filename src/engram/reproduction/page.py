@@ -37,7 +37,7 @@ from engram.report.html.run_page import (
 )
 from engram.report.layout import Table
 from engram.report.pairs import pairs
-from engram.report.tables import final
+from engram.report.tables import final, tables_of
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import steady_pairs, table_pairs, variant_results
@@ -183,12 +183,12 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     if (benchmark, "table") in runs:
         results = runs[benchmark, "table"].results
         missing = missing_from(results)
-        blocks += [notice("What is missing", missing), *table_blocks(results, missing)]
+        blocks += [notice("What is missing", missing), *table_blocks(tables_of(results), missing)]
         blocks.append(figures(found["table"], benchmark))
     else:
         blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
     if variant := variant_results(runs, benchmark):
-        blocks += [heading("With the steady trace, beside the table's baselines"), *table_blocks(variant)]
+        blocks += [heading("With the steady trace, beside the table's baselines"), *table_blocks(tables_of(variant))]
         blocks.append(figures(found["variant"], benchmark))
     settings = [each for part in ("sensitivity", "strengths") for each in found.get(part, [])]
     blocks.append(figures(settings, benchmark))

@@ -15,9 +15,10 @@ from engram.report.figures.drawing import FORMATS, Drawing, parse_formats, save_
 from engram.report.figures.matrices import accuracy_matrices
 from engram.report.figures.settings import draw_sweep, sensitivity, strengths
 from engram.report.pairs import has_paper_data, pairs
+from engram.report.sweep_table import best_results, is_sweep, ranking, tried_in
 from engram.report.tables import final
 from engram.runs.result import Result
-from engram.runs.run import open_runs
+from engram.runs.run import Run, open_runs
 
 __all__ = [
     "FORMATS",
@@ -27,6 +28,7 @@ __all__ = [
     "differences",
     "draw",
     "draw_all",
+    "draw_run",
     "draw_sweep",
     "first_and_latest",
     "has_dynamics",
@@ -69,6 +71,23 @@ def draw(results: Mapping[str, Result]) -> list[Drawing]:
     return drawings
 
 
+def draw_run(run: Run) -> list[Drawing]:
+    """Every figure of a run; of a sweep, what was tried, and the figures of the best point of each method.
+
+    Args:
+        run: a run that has results, finished or not.
+
+    Example:
+        save_drawings(draw_run(read_run("sweeps/split-mnist")), Path("figures"), ["png"])
+    """
+    if not is_sweep(run):
+        return draw(run.results)
+    tried = tried_in(run)
+    every = [each for own in tried.values() for each in own]
+    best = {method: ranking(own)[0] for method, own in tried.items()}
+    return [draw_sweep(every, best), *draw(best_results(run))]
+
+
 def draw_all(results: Mapping[str, Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Draw every figure of a run into a folder.
 
@@ -102,7 +121,7 @@ def write_figures(path: str | Path, out: str | Path, formats: Sequence[str] = FO
     if not runs:
         raise InputError(f"there are no results in {path} yet")
     folders = {name: Path(out) if len(runs) == 1 else Path(out) / name for name in runs}
-    return [file for name, run in runs.items() for file in draw_all(run.results, folders[name], formats)]
+    return [file for name, run in runs.items() for file in save_drawings(draw_run(run), folders[name], formats)]
 
 
 def _most_accurate(results: Mapping[str, Result]) -> Mapping[str, Result]:

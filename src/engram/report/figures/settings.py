@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from engram.config.methods import CUSTOM
 from engram.config.presets import preset
-from engram.config.settings import Config
 from engram.report.figures.curves import where_from
 from engram.report.figures.drawing import (
     MEDIUM,
@@ -27,6 +26,7 @@ from engram.report.layout import Table, number
 from engram.report.tables import final
 from engram.runs import metrics
 from engram.runs.result import Result
+from engram.runs.sweep.tried import Tried
 
 Results = Mapping[str, Result]
 LOGARITHMIC = 20  # an axis is logarithmic where the largest value is more than this times the smallest
@@ -124,21 +124,17 @@ def _usual(result: Result, setting: str) -> float | None:
     return usual
 
 
-class Tried(Protocol):
-    """A point of a sweep, as far as it can be drawn."""
-
-    point: dict[str, Any]
-    config: Config
-    scores: list[float]
-
-    @property
-    def finished(self) -> bool: ...
-
-
 def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
     """How far every point is behind the best of its method, against each of its settings.
 
-    Trials differ more than settings do, and not all points had all of them: so the difference is taken trial by trial.
+    Trials differ more than settings do, and not all points had all trials: so differences are taken trial by trial.
+
+    Args:
+        tried: every point of a sweep, of all methods.
+        best: the best point of each method.
+
+    Example:
+        draw_sweep(tried, {"si": best_of(tried)}).to_bytes("png")
     """
     names = list(tried[0].point)
     methods = list(dict.fromkeys(each.config.method for each in tried))

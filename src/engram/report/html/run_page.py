@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from engram.config.methods import CUSTOM
+from engram.config.methods import CUSTOM, all_methods
 from engram.config.presets import changes_from_preset, title_of
-from engram.report.figures import Drawing, draw
+from engram.report.figures import draw_run
 from engram.report.html.page import (
     Html,
     Section,
@@ -25,12 +25,14 @@ from engram.report.html.page import (
 )
 from engram.report.layout import Table, count
 from engram.report.pairs import baseline_label, has_paper_data, shown
-from engram.report.tables import diverged, final, tables_of, unfinished
+from engram.report.sweep_table import best_results, is_sweep, run_tables
+from engram.report.tables import diverged, final, unfinished
 from engram.runs.result import Result
 from engram.runs.run import Run
 
 Results = Mapping[str, Result]
 NOT_SETTINGS = ("benchmark", "method")
+MOST_NAMED = 8  # labels in one sentence
 
 
 def run_page(run: Run) -> str:
@@ -45,12 +47,12 @@ def run_page(run: Run) -> str:
     missing = missing_from_run(run)
     config = next(iter(run.configs.values()))
     sections = [
-        Section("results", "Results", table_blocks(run.results, missing)),
-        Section("figures", "Figures", [figures(draw(run.results), "figure")]),
+        Section("results", "Results", table_blocks(run_tables(run), missing)),
+        Section("figures", "Figures", [figures(draw_run(run), "figure")]),
         Section("settings", "Settings and versions", made_with(run)),
     ]
     return render(
-        "Engram, report of a run",
+        "Engram, report of a sweep" if is_sweep(run) else "Engram, report of a run",
         title_of(config.benchmark),
         f"How well each method still knows {_tasks(run.results)} of {config.dataset} after learning them in turn.",
         [facts(_facts(run)), notice("What is missing", missing)],
@@ -73,27 +75,28 @@ def runs_page(title: str, runs: Mapping[str, Run]) -> str:
     sections = []
     for k, (name, run) in enumerate(with_results.items(), start=1):
         missing = missing_from_run(run)
-        blocks = [notice("What is missing", missing), *table_blocks(run.results, missing)]
-        blocks += [figures(draw(run.results), f"run-{k}"), *made_with(run)]
+        blocks = [notice("What is missing", missing), *table_blocks(run_tables(run), missing)]
+        blocks += [figures(draw_run(run), f"run-{k}"), *made_with(run)]
         sections.append(Section(f"run-{k}", name, blocks))
     lead = f"{count(len(with_results), 'run')}: how well each method still knows its tasks after learning them in turn."
     opening = [facts({"runs": str(len(runs))}), notice("What is missing", empty)]
     return render("Engram, report of several runs", title, lead, opening, sections)
 
 
-def table_blocks(results: Results, said: Sequence[str] = ()) -> list[Html]:
-    """All tables of a run, as blocks of a page. Notes that the page has `said` already are not repeated."""
-    first, *others = tables_of(results)
-    notes = tuple(note for note in first.notes if note not in said)
-    return [table(made) for made in (dataclasses.replace(first, notes=notes), *others)]
+def table_blocks(tables: Sequence[Table], said: Sequence[str] = ()) -> list[Html]:
+    """Tables as blocks of a page. Notes that the page has `said` already are not repeated."""
+    return [
+        table(dataclasses.replace(made, notes=tuple(note for note in made.notes if note not in said)))
+        for made in tables
+    ]
 
 
-def made_with(run: Run, drawings: Sequence[Drawing] = ()) -> list[Html]:
+def made_with(run: Run) -> list[Html]:
     """The command, settings, data and versions of a run, as blocks of a page."""
     blocks = [heading("The command"), code(str(run.about["command"]))] if run.about.get("command") else []
     made = (data_table(run.about), versions_table(run.about))
     beside = [table(content, "words") for content in made if content is not None]
-    return [*blocks, side_by_side([table(settings_table(run.results), "words")], beside)]
+    return [*blocks, side_by_side([table(settings_table(best_results(run)), "words")], beside)]
 
 
 def missing_from_run(run: Run) -> list[str]:
@@ -105,7 +108,7 @@ def missing_from_run(run: Run) -> list[str]:
         for label in run.configs
         if run.state(label) == "unfinished" and label not in run.results
     ]
-    return sentences + missing_from(run.results)
+    return sentences if is_sweep(run) else sentences + missing_from(run.results)
 
 
 def missing_from(results: Results) -> list[str]:
@@ -118,13 +121,14 @@ def missing_from(results: Results) -> list[str]:
     ]
     sentences += diverged(results)
     plastic = {label: result for label, result in results.items() if result.config.plastic}
-    baselines = {label: baseline_label(label, result) for label, result in plastic.items()}
+    baselines = {label: baseline_label(label, result) for label, result in plastic.items() if label in all_methods()}
     sentences += [
         f"{other} was not run, so {label} has no pair."
         for label, other in baselines.items()
         if other is not None and other not in results
     ]
-    sentences += [f"{label}: no dynamics were saved." for label, result in plastic.items() if not result.dynamics]
+    if without := [label for label, result in plastic.items() if not result.dynamics]:
+        sentences.append(f"{_in_short(without)}: no dynamics were saved.")
     if not plastic:
         sentences.append("No method with DHP was run, so there are no differences and no dynamics of the trace.")
     if all(len(result.accuracy) == 1 for result in results.values()):
@@ -242,4 +246,9 @@ def _gather(values: Iterable[tuple[str, Any]]) -> str:
         by_value.setdefault(shown(value), []).append(label)
     if len(by_value) <= 1:
         return "".join(by_value)
-    return "; ".join(f"{value} ({', '.join(dict.fromkeys(labels))})" for value, labels in by_value.items())
+    return "; ".join(f"{value} ({_in_short(list(dict.fromkeys(labels)))})" for value, labels in by_value.items())
+
+
+def _in_short(labels: Sequence[str]) -> str:
+    """The labels, or how many they are."""
+    return ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} settings"

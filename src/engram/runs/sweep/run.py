@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from engram.common.errors import InputError
 from engram.common.files import remove_unfinished
@@ -21,10 +19,8 @@ from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine.progress import Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.runtime import Runtime
-from engram.runs import metrics
 from engram.runs.folder import RunFolder, claim_group, now, opened
-from engram.runs.metrics import Array
-from engram.runs.result import Result, versions
+from engram.runs.result import versions
 from engram.runs.run import SWEEP
 from engram.runs.start import complete_run
 from engram.runs.sweep.points import (
@@ -42,8 +38,7 @@ from engram.runs.sweep.points import (
     rungs,
     survivors,
 )
-
-DIGITS = 5  # of an accuracy; a hundred times finer than a sample
+from engram.runs.sweep.tried import Tried
 
 
 @dataclass(frozen=True)
@@ -94,40 +89,6 @@ class Plan:
             "num_points": self.num_points,
             "prune": self.prune,
         }
-
-
-@dataclass
-class Tried:
-    """A point that was tried."""
-
-    point: Point
-    config: Config  # of all its trials
-    scores: list[float] = field(default_factory=list)  # final average accuracy of each trial; 0 where it diverged
-    num_diverged: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"{self.config.method}: {described(self.point)}"
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.scores))
-
-    @property
-    def finished(self) -> bool:
-        """Whether it had all trials, and was not given up."""
-        return len(self.scores) == self.config.trials
-
-    def add(self, result: Result) -> None:
-        """Add the scores of more of its trials."""
-        finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
-        self.scores += [0.0 if np.isnan(value) else float(value) for value in finals]
-        self.num_diverged += int(np.isnan(finals).sum())
-
-
-def _rounded(accuracy: Array) -> Array:
-    """To five digits, so that the same points survive on every device."""
-    return np.array([round(value, DIGITS) for value in accuracy.ravel().tolist()]).reshape(accuracy.shape)
 
 
 def run_sweep(
@@ -277,8 +238,3 @@ def _better(points: Sequence[Tried]) -> list[Tried]:
         own = {k: tried.mean for k, tried in enumerate(points) if tried.config.method == method}
         better += [points[k] for k in survivors(own)]
     return better
-
-
-def best_of(tried: Sequence[Tried]) -> Tried:
-    """The best of the points that had all trials; of equal ones the earlier."""
-    return max((each for each in tried if each.finished), key=lambda each: each.mean)

@@ -1,0 +1,55 @@
+"""The points that a sweep has tried, with their scores. Reading them needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engram.config.settings import Config
+from engram.runs import metrics
+from engram.runs.metrics import Array
+from engram.runs.result import Result
+from engram.runs.sweep.points import Point, described
+
+DIGITS = 5  # of an accuracy; a hundred times finer than a sample
+
+
+@dataclass
+class Tried:
+    """A point that was tried."""
+
+    point: Point
+    config: Config  # of all its trials
+    scores: list[float] = field(default_factory=list)  # final average accuracy of each trial; 0 where it diverged
+    num_diverged: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.config.method}: {described(self.point)}"
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.scores))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it had all trials, and was not given up."""
+        return len(self.scores) == self.config.trials
+
+    def add(self, result: Result) -> None:
+        """Add the scores of more of its trials."""
+        finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
+        self.scores += [0.0 if np.isnan(value) else float(value) for value in finals]
+        self.num_diverged += int(np.isnan(finals).sum())
+
+
+def _rounded(accuracy: Array) -> Array:
+    """To five digits, so that the same points survive on every device."""
+    return np.array([round(value, DIGITS) for value in accuracy.ravel().tolist()]).reshape(accuracy.shape)
+
+
+def best_of(tried: Sequence[Tried]) -> Tried:
+    """The best of the points that had all trials; of equal ones the earlier."""
+    return max((each for each in tried if each.finished), key=lambda each: each.mean)
