@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is resumed is not part of it
 
+METHOD_NAMES, BENCHMARK_NAMES = ", ".join(all_methods()), ", ".join(BENCHMARKS.names())  # for help texts
+
 Methods = Annotated[
     str | None,
-    typer.Option(help=f"Comma-separated, or 'all': {', '.join(all_methods())}.", show_default="the paper's eight"),
+    typer.Option(help=f"Comma-separated, or 'all': {METHOD_NAMES}.", show_default="the paper's eight"),
 ]
 Trials = Annotated[
     int | None, typer.Option(help="Repetitions with other weights, orders and tasks.", show_default="10")
@@ -72,7 +74,7 @@ def run(
         str | None,
         typer.Argument(
             metavar="BENCHMARK",
-            help=f"{', '.join(BENCHMARKS.names())}; or a .toml file of settings.",
+            help=f"{BENCHMARK_NAMES}; or a .toml file of settings.",
             show_default=False,
         ),
     ] = None,
@@ -115,7 +117,7 @@ def run(
         _resume(context, resume, data, engine, address)
         return
     if benchmark is None:
-        raise InputError(f"BENCHMARK is missing: {', '.join(BENCHMARKS.names())}; or resume a run: --resume DIR")
+        raise InputError(f"BENCHMARK is missing: {BENCHMARK_NAMES}; or resume a run: --resume DIR")
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
     configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady)}

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engram.cli.run import BENCHMARK_NAMES, METHOD_NAMES
 from engram.common.errors import InputError, check_choice, printable
-from engram.common.registry import BENCHMARKS
-from engram.config.methods import all_methods
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +31,8 @@ RUNS = Path("runs")  # where `engram run` puts them
 MANY = 200  # runs to read before a progress bar is shown
 
 Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs, at any depth.")]
-Method = Annotated[str | None, typer.Option(help=f"{', '.join(all_methods())}.", show_default=False)]
-Benchmark = Annotated[str | None, typer.Option(help=f"{', '.join(BENCHMARKS.names())}, custom.", show_default=False)]
+Method = Annotated[str | None, typer.Option(help=f"{METHOD_NAMES}.", show_default=False)]
+Benchmark = Annotated[str | None, typer.Option(help=f"{BENCHMARK_NAMES}, custom.", show_default=False)]
 DatasetName = Annotated[
     str | None,
     typer.Option("--dataset", help="mnist, mnist-small, fashion-mnist, notmnist, …", show_default=False),

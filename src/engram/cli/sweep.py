@@ -11,6 +11,8 @@ from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
 from engram.cli.run import (
+    BENCHMARK_NAMES,
+    METHOD_NAMES,
     Address,
     DatasetName,
     Device,
@@ -27,8 +29,6 @@ from engram.cli.run import (
     resume_hint,
 )
 from engram.common.errors import InputError
-from engram.common.registry import BENCHMARKS
-from engram.config.methods import all_methods
 from engram.config.presets import CHOOSING, preset
 from engram.config.settings import Config
 
@@ -41,12 +41,8 @@ POINTS = 30
 
 def sweep(
     context: typer.Context,
-    benchmark: Annotated[
-        str, typer.Argument(metavar="BENCHMARK", help=", ".join(BENCHMARKS.names()), show_default=False)
-    ],
-    methods: Annotated[
-        str, typer.Option(help=f"Comma-separated, or 'all': {', '.join(all_methods())}.", show_default=False)
-    ],
+    benchmark: Annotated[str, typer.Argument(metavar="BENCHMARK", help=BENCHMARK_NAMES, show_default=False)],
+    methods: Annotated[str, typer.Option(help=f"Comma-separated, or 'all': {METHOD_NAMES}.", show_default=False)],
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=A,B,…", help="Values of a setting; may be repeated: every combination is tried."),
