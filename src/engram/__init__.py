@@ -25,7 +25,7 @@ _HOME = {
     "export_onnx": "engram.integrations.export",
     "export_program": "engram.integrations.export",
     "fold": "engram.integrations.export",
-    "load_config": "engram.config.settings",
+    "load_config": "engram.config.presets",
     "load_model": "engram.integrations.model_file",
     "preset": "engram.config.presets",
     "run": "engram.runs.experiment",
@@ -39,9 +39,9 @@ __all__ = ["__version__", *_HOME, *_MODULES]
 if TYPE_CHECKING:
     from engram.common.errors import InputError as InputError
     from engram.common.errors import NotFiniteError as NotFiniteError
+    from engram.config.presets import load_config as load_config
     from engram.config.presets import preset as preset
     from engram.config.settings import Config as Config
-    from engram.config.settings import load_config as load_config
     from engram.data import streams as streams
     from engram.engine.progress import Progress as Progress
     from engram.integrations.export import export_onnx as export_onnx

@@ -16,7 +16,8 @@ from damage import JSON_VALUES, TOML_VALUES, damaged_bytes, damaged_json, damage
 from engram import preset
 from engram.cli.run import configs_of
 from engram.common.errors import check_choice, printable, reason, shortened
-from engram.config.settings import Config, from_dict, load_config, parse_setting
+from engram.config.presets import load_config, parse_setting
+from engram.config.settings import Config, from_dict
 from engram.runs.store import parse_condition
 
 VALID = preset("split-mnist", "dhp+online-ewc", trials=2, max_samples=100)
@@ -67,7 +68,7 @@ def test_damaged_setting_on_the_command_line(text: str) -> None:
 @given(text=typed(CONDITIONS))
 def test_damaged_condition_on_the_command_line(text: str) -> None:
     condition = read_or_refuse(lambda: parse_condition(text))
-    assert condition is None or condition.value is None or isinstance(condition.value, int | float | str)
+    assert condition is None or condition.value is None or isinstance(condition.value, int | float | str | list)
 
 
 # --- found by earlier searches

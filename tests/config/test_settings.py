@@ -18,7 +18,8 @@ from builders import refusal
 from engram.common.errors import InputError
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_METHODS
-from engram.config.settings import Config, from_dict, load_config, parse_setting
+from engram.config.presets import load_config, parse_setting
+from engram.config.settings import Config, from_dict
 
 MINIMAL = {"benchmark": "split-mnist", "method": "si", "strength": 1.0}
 

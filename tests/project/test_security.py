@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engram.common import files
-from engram.config import rules, settings
+from engram.config import presets, rules
 from engram.data import download, formats
 from engram.engine import build
 from engram.runs import format as run_format
@@ -28,7 +28,7 @@ def test_every_promise_names_an_existing_test() -> None:
 @pytest.mark.parametrize(
     "limit",
     [
-        *(formats.MAX_BYTES, formats.MAX_VARIABLES, formats.MAX_LABELS, download.MAX_MEMBERS, settings.MAX_BYTES),
+        *(formats.MAX_BYTES, formats.MAX_VARIABLES, formats.MAX_LABELS, download.MAX_MEMBERS, presets.MAX_BYTES),
         *(files.MAX_JSON_BYTES, files.MAX_JSON_ITEMS, run_format.MAX_RESULTS_BYTES),
         *(run_format.MAX_CSV_BYTES, run_format.MAX_CSV_ROWS, rules.MAX_TRIALS, rules.MAX_TASKS, build.MAX_WEIGHTS),
     ],

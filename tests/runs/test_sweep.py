@@ -11,8 +11,7 @@ import pytest
 from builders import small_digits
 from engram import InputError, Progress, preset
 from engram.cli.main import main
-from engram.config.presets import CHOOSING
-from engram.config.settings import load_config
+from engram.config.presets import CHOOSING, load_config
 from engram.engine.runtime import Runtime
 from engram.report.sweep_table import on_what
 from engram.runs.run import open_runs, read_run

@@ -19,8 +19,8 @@ from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_METHODS
-from engram.config.presets import STEADY, preset
-from engram.config.settings import Config, load_config, parse_setting
+from engram.config.presets import STEADY, load_config, parse_setting, preset
+from engram.config.settings import Config
 
 if TYPE_CHECKING:
     from engram.cli.display import RunDisplay

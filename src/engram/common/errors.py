@@ -68,7 +68,10 @@ def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
         value: the value to check.
         choices: the allowed values.
 
-        check_choice("method", "dph", ("finetune", "dhp"))  # there is no method 'dph' (did you mean dhp?), only …
+    Example:
+        >>> check_choice("method", "dph", ("finetune", "dhp"))
+        Traceback (most recent call last):
+        engram.common.errors.InputError: there is no method 'dph' (did you mean dhp?), only finetune, dhp
     """
     choices = tuple(choices)
     if value in choices:

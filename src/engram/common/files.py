@@ -44,8 +44,11 @@ def replacement(path: Path) -> Iterator[Path]:
     Args:
         path: the file to replace; it need not exist.
 
-        with replacement(Path("runs.csv")) as new:
-            new.write_text("...")
+    Example:
+        >>> with replacement(Path("runs.csv")) as new:
+        ...     _ = new.write_text("run,accuracy")
+        >>> Path("runs.csv").read_text()
+        'run,accuracy'
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -59,7 +62,11 @@ def replacement(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file by one with this content and flush it to the disk."""
+    """Replace a file by one with this content and flush it to the disk.
+
+    Example:
+        >>> write_atomically(Path("run.json"), "{}")
+    """
     with replacement(path) as new, new.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
@@ -102,6 +109,10 @@ def locked(path: Path, timeout_s: float = 0.0) -> Iterator[IO[str]]:
     Args:
         path: the file, which is created if it does not exist.
         timeout_s: how long to wait for another process that has the lock, before an `InputError`.
+
+    Example:
+        >>> with locked(Path("log.txt")) as log:
+        ...     _ = log.write("started")
     """
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         deadline = time.monotonic() + timeout_s
@@ -159,7 +170,13 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """What JSON text holds. An object that has the same name twice is refused, since it is ambiguous."""
+    """What JSON text holds. An object that has the same name twice is refused, since it is ambiguous.
+
+    Example:
+        >>> parse_json('{"a": 1, "a": 2}')
+        Traceback (most recent call last):
+        engram.common.errors.InputError: an object has the same name twice
+    """
     if text.count("[") + text.count("{") + text.count('"') // 2 > MAX_JSON_ITEMS:
         raise InputError(f"it has more than {MAX_JSON_ITEMS} lists, objects and strings")
     try:

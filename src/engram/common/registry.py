@@ -69,6 +69,13 @@ class Registry:
         Args:
             name: lower-case letters and digits, with dashes between words.
             facts: what can be asked about it by `facts`. In the package's own files each is a literal.
+
+        Example:
+            >>> tools = Registry("tool", "engram.common", "engram.tools")
+            >>> @tools.register("hammer", weight=2)
+            ... class Hammer: ...
+            >>> tools.names(), tools.facts("hammer")
+            (('hammer',), {'weight': 2})
         """
         if not NAME.fullmatch(name):
             raise InputError(f"a {self.kind} is named by lower-case letters, digits and dashes, not {name!r}")

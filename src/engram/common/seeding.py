@@ -18,6 +18,10 @@ def derive_seed(seed: int, purpose: str, *position: int) -> int:
         seed: of the experiment.
         purpose: a word such as "weights".
         position: trial, task and epoch, as far as the numbers depend on them.
+
+    Example:
+        >>> derive_seed(0, "weights", 7) != derive_seed(0, "weights", 8)
+        True
     """
     text = "/".join(["engram", str(seed), purpose, *map(str, position)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -32,7 +32,8 @@ def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], t
         header: anything that JSON can hold.
         tensors: by name.
 
-        write_tensors(Path("a.engram"), "model", 1, {"classes": 10}, model.state_dict())
+    Example:
+        >>> write_tensors(Path("a.engram"), "model", 1, {"classes": 10}, {"weight": torch.zeros(10, 3)})
     """
     described = {**header, "kind": kind, "format": form}
     on_host = _separate({name: _on_host(name, tensor) for name, tensor in tensors.items()})
@@ -51,6 +52,12 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
         path: a file that `write_tensors` wrote.
         kind: what the file must hold.
         newest: the newest version of the format that can be read.
+
+    Example:
+        >>> write_tensors(Path("a.engram"), "model", 1, {"classes": 10}, {"weight": torch.zeros(10, 3)})
+        >>> header, tensors = read_tensors(Path("a.engram"), "model", newest=1)
+        >>> header["classes"], tensors["weight"].shape
+        (10, torch.Size([10, 3]))
     """
     article = "an" if kind[0] in "aeiou" else "a"
     try:

@@ -18,7 +18,12 @@ class Parts(NamedTuple):
 
 
 def parts_of(method: str) -> Parts:
-    """The head and the penalty that a method names: those of "dhp+si" are "dhp" and "si"."""
+    """The head and the penalty that a method names.
+
+    Example:
+        >>> parts_of("dhp+si")
+        Parts(head='dhp', penalty='si')
+    """
     first, plus, second = method.partition("+")
     if plus:
         return Parts(first, second)

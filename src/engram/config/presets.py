@@ -1,13 +1,17 @@
-"""Settings to start from: the paper's for a method on a benchmark, and the steady form of DHP."""
+"""Where settings come from: the paper's for a method on a benchmark, the steady form of DHP, a file, or typed text."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from engram.common.errors import check_choice
+from engram.common.errors import InputError, check_choice, reason, shortened
+from engram.common.files import parse_json, read_text
 from engram.common.registry import BENCHMARKS, PENALTIES
 from engram.config.methods import CUSTOM, all_methods, parts_of
-from engram.config.settings import Config, from_dict, names_of
+from engram.config.settings import SETTINGS, Config, from_dict, names_of
 
 # The steady trace: the form of the DHP Softmax in which it helps (docs/reproduction.md says how it was found). The
 # trace is a slow mean of each class's activations minus the mean over classes; it is read at a size that does not
@@ -25,6 +29,8 @@ STEADY: dict[str, Any] = {
 # To choose settings by: seeds and samples from which no published result comes.
 CHOOSING: dict[str, Any] = {"seed": 1000, "examine": "validation"}
 
+MAX_BYTES = 2**14  # of a file of settings, which has one or two thousand
+
 
 def preset(benchmark: str, method: str, **changes: Any) -> Config:
     """The paper's settings of a method on a benchmark, with changes.
@@ -34,7 +40,9 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
         method: "finetune", a head, a penalty, or both: "dhp+si".
         changes: settings that differ from the preset, by name.
 
-        preset("split-mnist", "dhp+si", trials=3, epochs=1)
+    Example:
+        >>> engram.preset("split-mnist", "dhp+si", trials=3).strength
+        1.0
     """
     check_choice("benchmark", benchmark, (*BENCHMARKS.names(), CUSTOM))
     check_choice("method", method, all_methods())
@@ -60,3 +68,50 @@ def changes_from_preset(config: Config) -> dict[str, tuple[Any, Any]]:
     here = config.to_dict()
     ignored = names_of(stage="trial")
     return {n: (here[n], usual[n]) for n in here if here[n] != usual[n] and n not in ignored}
+
+
+def load_config(path: str | Path) -> Config:
+    """Read settings from a .toml or .json file.
+
+    Args:
+        path: a file as `Config.to_toml` or `Config.to_json` gives it.
+
+    Example:
+        >>> Path("dhp.toml").write_text(engram.preset("split-mnist", "dhp").to_toml()) > 0
+        True
+        >>> engram.load_config("dhp.toml").method
+        'dhp'
+    """
+    path = Path(path)
+    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
+    read = readers.get(path.suffix)
+    if read is None:
+        raise InputError(f"settings are read from a .toml or .json file, not from {path}")
+    try:
+        settings = read(read_text(path, MAX_BYTES))
+        if not isinstance(settings, dict):
+            raise InputError("they are not a table of names and values")
+        return from_dict(settings)
+    except InputError as error:
+        raise InputError(f"cannot use the settings in {path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"cannot use the settings in {path}: {reason(error)}") from error
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """A setting as it is typed on the command line: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`.
+
+    Example:
+        >>> parse_setting("hidden=[256,256]")
+        {'hidden': [256, 256]}
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise InputError(f"a setting is written name=value, not {shortened(text)}")
+    check_choice("setting", name, SETTINGS)
+    if SETTINGS[name].type is str:
+        return {name: value}
+    try:
+        return {name: parse_json(value)}
+    except InputError:
+        raise InputError(f"{name} must be {SETTINGS[name].words}, not {shortened(value)}") from None

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, reason, shortened
-from engram.common.files import parse_json, read_text
+from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.methods import CUSTOM, all_datasets, all_methods, baseline_heads, datasets_of, parts_of
 from engram.config.rules import (
@@ -38,7 +35,6 @@ from engram.config.rules import (
     setting,
 )
 
-MAX_BYTES = 2**14  # of a file of settings, which has one or two thousand
 MAX_WHOLE = 2**128 - 1  # of whole numbers
 
 
@@ -48,8 +44,10 @@ class Config:
 
     The benchmark "custom" stands for a stream that you pass to `engram.run`.
 
-        config = engram.Config("split-mnist", "dhp+si", strength=1.0, num_tasks=5)
-        config.replace(epochs=3)
+    Example:
+        >>> config = engram.Config("split-mnist", "dhp+si", strength=1.0, num_tasks=5)
+        >>> config.replace(epochs=3).epochs
+        3
     """
 
     benchmark: str = dataclasses.field(metadata={"stage": "stream", "agree": "run"})
@@ -204,7 +202,12 @@ SETTINGS = {field.name: _declared(field, _HINTS[field.name]) for field in datacl
 
 
 def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
-    """The names of the settings of a stage, or in which models must agree so far: `names_of(agree="run")`."""
+    """The names of the settings of a stage, or in which models must agree so far.
+
+    Example:
+        >>> names_of(agree="stack")
+        ('epochs', 'batch_size')
+    """
     chosen = (s for s in SETTINGS.values() if stage in (None, s.stage) and agree in (None, s.agree))
     return tuple(found.name for found in chosen)
 
@@ -213,6 +216,10 @@ def has_effect(name: str, config: Config) -> bool:
     """Whether a setting changes anything for this method and benchmark.
 
     Registrations name the settings that they use. One that some name matters only to those; another matters to all.
+
+    Example:
+        >>> has_effect("xi", engram.preset("split-mnist", "mas"))
+        False
     """
     parts = {
         "stream": (BENCHMARKS, config.benchmark),
@@ -236,6 +243,10 @@ def from_dict(settings: Mapping[str, Any]) -> Config:
 
     Args:
         settings: as `Config.to_dict` gives them; those left out have their defaults.
+
+    Example:
+        >>> from_dict({"benchmark": "split-mnist", "method": "dhp", "hidden": [256]}).hidden
+        (256,)
     """
     values = {name: as_setting(name, value) for name, value in settings.items()}
     missing = {"benchmark", "method"} - set(values)
@@ -261,39 +272,3 @@ def as_setting(name: str, value: Any) -> Any:
 
 def _is_whole(value: Any) -> bool:
     return type(value) is int and abs(value) <= MAX_WHOLE
-
-
-def load_config(path: str | Path) -> Config:
-    """Read settings from a .toml or .json file.
-
-    Args:
-        path: a file as `Config.to_toml` or `Config.to_json` gives it.
-    """
-    path = Path(path)
-    readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
-    read = readers.get(path.suffix)
-    if read is None:
-        raise InputError(f"settings are read from a .toml or .json file, not from {path}")
-    try:
-        settings = read(read_text(path, MAX_BYTES))
-        if not isinstance(settings, dict):
-            raise InputError("they are not a table of names and values")
-        return from_dict(settings)
-    except InputError as error:
-        raise InputError(f"cannot use the settings in {path}: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"cannot use the settings in {path}: {reason(error)}") from error
-
-
-def parse_setting(text: str) -> dict[str, Any]:
-    """A setting as it is typed on the command line: `epochs=3`, `hidden=[256,256]`, `alpha=uniform`."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not equals:
-        raise InputError(f"a setting is written name=value, not {shortened(text)}")
-    check_choice("setting", name, SETTINGS)
-    if SETTINGS[name].type is str:
-        return {name: value}
-    try:
-        return {name: parse_json(value)}
-    except InputError:
-        raise InputError(f"{name} must be {SETTINGS[name].words}, not {shortened(value)}") from None

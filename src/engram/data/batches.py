@@ -29,6 +29,11 @@ def batches_of(
         batch_size: the number of samples in a batch.
         permutation: the order in which the pixels of each input are read.
         dtype: of the inputs.
+
+    Example:
+        >>> samples = Samples(torch.rand(5, 3), torch.arange(5))
+        >>> [len(targets) for _, targets in batches_of(samples, 2)]
+        [2, 2, 1]
     """
     for start in range(0, len(samples), batch_size):
         batch = samples[slice(start, start + batch_size)]

@@ -77,7 +77,8 @@ def fetch(
         progress: makes the bar of one file from its name; `progress_bars` gives one.
         retry: how often to retry.
 
-        fetch("mnist", "data")
+    Example:
+        paths = fetch("mnist", "data")
     """
     source = source_named(name)
     if source.embedded:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engram.common.errors import InputError
@@ -111,3 +112,10 @@ class Dataset:
             for tensor in (samples[slice(None)].inputs, samples.labels):
                 digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
+
+
+def as_colour_32(images: Tensor) -> Tensor:
+    """Images (N, 1 or 3, H, W) zero-padded on all sides to 32×32, with a single channel replicated to three."""
+    rows, columns = 32 - images.shape[2], 32 - images.shape[3]
+    padded = F.pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+    return padded.expand(-1, 3, -1, -1)

@@ -69,7 +69,9 @@ def load(name: str | Source, folder: str | Path | None = None) -> Dataset:
         name: as `engram data list` shows it, or a `Source`.
         folder: where its files are; by default $ENGRAM_DATA or Engram's cache folder.
 
-        digits = load("mnist-small")
+    Example:
+        >>> len(load("mnist-small").train) > 0
+        True
     """
     source = source_named(name)
     root = _root(source, folder)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.common.seeding import generator
-from engram.data.samples import Dataset, Samples, as_samples
+from engram.data.samples import Dataset, Samples, as_colour_32, as_samples
 from engram.data.sources import load
 
 
@@ -121,7 +120,10 @@ def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, tria
         num_tasks: the number of tasks.
         seed, trial: the permutations are drawn from these.
 
-        stream = engram.streams.permuted("mnist-small", num_tasks=3)
+    Example:
+        >>> stream = engram.streams.permuted("mnist-small", num_tasks=3)
+        >>> len(stream), stream.num_classes
+        (3, 10)
     """
     dataset = _loaded(dataset)
     classes = _classes_of(dataset)
@@ -159,6 +161,9 @@ def imbalanced(
     Args:
         dataset, num_tasks, seed, trial: as for `permuted`.
         imbalance_seed: of the removal probabilities. As in the paper, these are the same in all experiments.
+
+    Example:
+        >>> stream = engram.streams.imbalanced("mnist-small", num_tasks=2)
     """
     stream = permuted(dataset, num_tasks=num_tasks, seed=seed, trial=trial)
     removal = removal_probabilities(num_tasks, stream.num_classes, imbalance_seed)
@@ -179,7 +184,9 @@ def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_t
         num_tasks: how many of the tasks; None for all.
         classes_per_task: the number of classes in each task.
 
-        stream = engram.streams.split("mnist-small", num_tasks=2)
+    Example:
+        >>> [task.name for task in engram.streams.split("mnist-small", num_tasks=2)]
+        ['0/1', '2/3']
     """
     dataset = _loaded(dataset)
     if classes_per_task < 1:
@@ -211,7 +218,9 @@ def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) 
         datasets: loaded datasets, or their names.
         num_tasks: how many of the datasets; None for all.
 
-        stream = engram.streams.mixture(["mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10"])
+    Example:
+        >>> engram.streams.mixture(["mnist-small", "mnist-small"]).num_classes
+        20
     """
     if num_tasks is not None and not 1 <= num_tasks <= len(datasets):
         raise InputError(f"the mixture has 1 to {len(datasets)} tasks, not {num_tasks}")
@@ -234,13 +243,6 @@ def masked_only_in_evaluation(stream: Stream) -> Stream:
     return replace(stream, tasks=tuple(replace(task, taught=tuple(range(stream.num_classes))) for task in stream))
 
 
-def as_colour_32(images: Tensor) -> Tensor:
-    """Images (N, 1 or 3, H, W) zero-padded on all sides to 32×32, with a single channel replicated to three."""
-    rows, columns = 32 - images.shape[2], 32 - images.shape[3]
-    padded = F.pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
-    return padded.expand(-1, 3, -1, -1)
-
-
 def from_arrays(
     tasks: Iterable[tuple[Any, Any, Any, Any]],
     *,
@@ -257,7 +259,11 @@ def from_arrays(
         num_classes: the number of outputs; by default one more than the largest target.
         names: of the tasks; by default "task 1" and so on.
 
-        stream = engram.streams.from_arrays([(x1, y1, x1_test, y1_test), (x2, y2, x2_test, y2_test)])
+    Example:
+        >>> x, y = torch.rand(20, 8), torch.arange(20) % 2
+        >>> stream = engram.streams.from_arrays([(x, y, x, y), (1 - x, y, 1 - x, y)])
+        >>> stream.input_shape
+        (8,)
     """
     pairs = []
     for arrays in tasks:

@@ -24,9 +24,11 @@ def list(pattern: str = "*") -> builtins.list[str]:
     Args:
         pattern: as in a shell: "d*".
 
-        engram.heads.list()  # ["dhp", "matched", "plain"]
+    Example:
+        >>> engram.heads.list()
+        ['dhp', 'matched', 'plain']
     """
-    return [name for name in HEADS.names() if fnmatchcase(name, pattern)]
+    return sorted(name for name in HEADS.names() if fnmatchcase(name, pattern))
 
 
 def create(name: str, in_features: int, out_features: int, **settings: Any) -> nn.Module:
@@ -38,7 +40,8 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
         out_features: the number of classes.
         settings: of the head, by name.
 
-        engram.heads.create("dhp", 512, 10, eta=1e-4)
+    Example:
+        >>> head = engram.heads.create("dhp", 512, 10, eta=1e-4)
     """
     make = HEADS[name].make
     known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]

@@ -14,7 +14,8 @@ from typing import Any
 from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import BENCHMARKS
 from engram.config.methods import CUSTOM, all_datasets, all_methods
-from engram.config.settings import SETTINGS, as_setting, parse_setting
+from engram.config.presets import parse_setting
+from engram.config.settings import SETTINGS, as_setting
 from engram.runs import metrics
 from engram.runs.run import STATES, SWEEP, Run, find_runs, read_run
 

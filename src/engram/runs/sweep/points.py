@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from engram.common.errors import InputError, check_choice, shortened
-from engram.config.settings import SETTINGS, Config, as_setting, has_effect, names_of, parse_setting
+from engram.config.presets import parse_setting
+from engram.config.settings import SETTINGS, Config, as_setting, has_effect, names_of
 
 Name = TypeVar("Name")
 Point = dict[str, Any]  # settings by name
