@@ -18,6 +18,7 @@ import engram
 from builders import assert_tensors_equal, refusal
 from damage import damaged_tensors, fuzz, read_or_refuse
 from engram.common.tensor_file import read_tensors, write_tensors
+from engram.integrations.model_file import FORMAT
 from engram.nn.networks import Network
 from engram.sklearn import ContinualClassifier
 
@@ -48,7 +49,7 @@ def test_damaged_model_file(saved: Path, data: st.DataObject) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
-        path.write_bytes(data.draw(damaged_tensors(saved, "model", 1)))
+        path.write_bytes(data.draw(damaged_tensors(saved, "model", FORMAT)))
         about = read_or_refuse(lambda: engram.load_model(path, model, penalty))
     if about is None:
         assert_tensors_equal(model.state_dict(), before)
@@ -74,9 +75,9 @@ def test_damaged_classifier_file(data: st.DataObject) -> None:
 
 
 def forge(saved: Path, path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    header, tensors = read_tensors(saved, "model", 1)
+    header, tensors = read_tensors(saved, "model", FORMAT)
     change(header)
-    write_tensors(path, "model", 1, header, tensors)
+    write_tensors(path, "model", FORMAT, header, tensors)
 
 
 @pytest.mark.parametrize("setting", ["x" * 100_000, [0] * 10_000, "\x1b[31m"])

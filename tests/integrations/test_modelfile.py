@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import engram
 from builders import refusal
 from engram import EWC, MAS, SI, DHPSoftmax, InputError, NoPenalty, OnlineEWC, Penalty, load_model, save_model
+from engram.common.tensor_file import read_tensors, write_tensors
+from engram.integrations.model_file import FORMAT
 from engram.nn.networks import Network
 
 KEPT = Path(__file__).parents[1] / "integrations" / "files" / "model-1.safetensors"
@@ -99,7 +101,7 @@ def test_the_header_can_be_read_by_anybody(tmp_path: Path) -> None:
         header = json.loads(file.metadata()["engram"])
         assert "model.head.hebb" in file.keys()  # noqa: SIM118 - it is no dictionary
     assert header["engram"] == engram.__version__
-    assert (header["kind"], header["format"], header["about"]) == ("model", 1, {"by": "me"})
+    assert (header["kind"], header["format"], header["about"]) == ("model", FORMAT, {"by": "me"})
     settings = {"strength": 2, "gamma": 0.5, "labels": "true", "seed": 0, "protect": "slow"}
     settings["regularize_alpha"] = False
     assert header["penalty"] == {"kind": "OnlineEWC", "settings": settings}
@@ -369,3 +371,29 @@ def test_model_file_of_format_1_still_loads() -> None:
     assert penalty.loss().item() == 0
     assert float(penalty.terms[0].importance["head.weight"].sum()) > 0
     assert float(model.head.hebb.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("penalty", [OnlineEWC, SI])
+@pytest.mark.parametrize("where", ["", "1"])
+def test_matched_head_of_format_1_still_loads(tmp_path: Path, penalty: type[Penalty], where: str) -> None:
+    """It was saved as a plastic layer: θ′ as alpha, a constant trace and a learning rate of 0."""
+    torch.manual_seed(0)
+
+    def make() -> tuple[nn.Module, Penalty]:
+        head = engram.MatchedSoftmax(4, 3, trace=0.5)
+        model = nn.Sequential(nn.Identity(), head) if where else head
+        return model, penalty(model, strength=1.0)
+
+    (model, memory), (other, other_memory) = make(), make()
+    memory.consolidate([(torch.randn(6, 4), torch.arange(6) % 3)])
+    save_model(tmp_path / "model", model, memory)
+    header, tensors = read_tensors(tmp_path / "model", "model", FORMAT)
+    old = {name.replace("extra", "alpha"): value for name, value in tensors.items()}
+    prefix = f"model.{where}.".replace("..", ".")
+    old |= {f"{prefix}hebb": torch.full((3, 4), 0.5), f"{prefix}eta": torch.zeros(())}
+    header["modules"] = {where: {"trace_gradient": True, "trace_scale": None}}
+    write_tensors(tmp_path / "old", "model", 1, header, old)
+    load_model(tmp_path / "old", other, other_memory)
+    assert_equal(everything(other, other_memory), everything(model, memory))
+    write_tensors(tmp_path / "old", "model", 1, header, old | {f"{prefix}hebb": torch.ones(3, 4)})
+    assert "trace=1.0 there, not 0.5" in load_refusal(tmp_path / "old", other, other_memory)

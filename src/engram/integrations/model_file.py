@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from engram import __version__
 from engram.common.errors import SHOWN, InputError, printable, reason, shortened
 from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
 from engram.nn.distributed import bare
+from engram.nn.heads import MatchedSoftmax
 from engram.penalties import Penalty
 
-KIND, FORMAT = "model", 1
+KIND, FORMAT = "model", 2  # format 1 wrote a MatchedSoftmax as a plastic layer with a constant trace
 
 
 def save_model(
@@ -78,6 +80,8 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
         modules = {str(name): dict(own) for name, own in header.get("modules", {}).items()}  # older files have none
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a model of Engram, or is damaged ({reason(error)})") from error
+    if header["format"] == 1:
+        tensors, tied, modules = _from_format_1(model, tensors, tied, modules)
     state = _part(tensors, "model.")
     _check_model(path, own := _state(model), state, tied)
     _check_modules(path, _module_settings(model), modules)
@@ -148,6 +152,27 @@ def _restored_on_failure(model: nn.Module) -> Iterator[None]:
                 with suppress(RuntimeError):  # a tensor that cannot be written was not changed
                     tensor.copy_(before)
         raise
+
+
+def _from_format_1(
+    model: nn.Module, tensors: dict[str, Tensor], tied: dict[str, str], modules: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, dict[str, Any]]]:
+    """Rename what format 1 says of matched heads: θ′ was alpha, its constant factor a trace, and eta was 0."""
+    for path, module in bare(model).named_modules():
+        trace = tensors.get(f"model.{path}.hebb" if path else "model.hebb")
+        if isinstance(module, MatchedSoftmax) and trace is not None and trace.numel():
+            prefix = f"{path}." if path else ""
+            unused = {prefix + name for name in ("hebb", "eta")}
+            now = partial(_renamed, old=f"{prefix}alpha", new=f"{prefix}extra")
+            tensors = {now(name): tensor for name, tensor in tensors.items() if name[len("model.") :] not in unused}
+            tied = {now(name): now(first) for name, first in tied.items() if name not in unused}
+            modules = {**modules, path: {"trace": trace.flatten()[0].item()}}
+    return tensors, tied, modules
+
+
+def _renamed(name: str, old: str, new: str) -> str:
+    """The name of a tensor, or of what a penalty remembers of it, with its new ending."""
+    return name.removesuffix(old) + new if name == old or name.endswith(f".{old}") else name
 
 
 def _tied(state: Mapping[str, Tensor]) -> dict[str, str]:
