@@ -58,7 +58,7 @@ def refused(path: Path, kind: str = KIND, newest: int = 1) -> str:
     return sentence
 
 
-def test_what_is_written_comes_back(path: Path) -> None:
+def test_written_tensors_read_back(path: Path) -> None:
     header, tensors = read_tensors(path, KIND, 1)
     assert header == {**HEADER, "kind": KIND, "format": 1}
     assert_tensors_equal(tensors, some_tensors())
@@ -71,7 +71,7 @@ def test_what_is_written_comes_back(path: Path) -> None:
     name=st.text(max_size=5).filter(lambda name: name != "__metadata__"),
     said=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4),
 )
-def test_any_tensor_name_and_header_come_back(tmp_path: Path, shape, dtype, name: str, said) -> None:
+def test_any_tensor_name_and_header_read_back(tmp_path: Path, shape, dtype, name: str, said) -> None:
     tensor = (torch.randn(shape) * 3).to(dtype)
     write_tensors(tmp_path / "file", KIND, 1, {"said": said}, {name: tensor})
     header, tensors = read_tensors(tmp_path / "file", KIND, 1)
@@ -79,7 +79,7 @@ def test_any_tensor_name_and_header_come_back(tmp_path: Path, shape, dtype, name
     assert_tensors_equal(tensors, {name: tensor})
 
 
-def test_views_and_shared_memory_are_tensors_of_their_own(tmp_path: Path) -> None:
+def test_views_and_shared_memory_become_separate_tensors(tmp_path: Path) -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     tensors = {
         "whole": whole,
@@ -98,7 +98,7 @@ def test_views_and_shared_memory_are_tensors_of_their_own(tmp_path: Path) -> Non
     assert torch.equal(found["again"], whole), "what was one tensor is two when it is read"
 
 
-def test_the_file_that_was_there_stays_if_the_new_one_cannot_be(path: Path) -> None:
+def test_old_file_stays_if_the_new_one_cannot_be_written(path: Path) -> None:
     before = path.read_bytes()
     for tensor in (torch.empty(2, device="meta"), torch.eye(2).to_sparse(), torch.ones(2, dtype=torch.complex128)):
         with pytest.raises(InputError, match="cannot be saved"):
@@ -110,13 +110,13 @@ def test_the_file_that_was_there_stays_if_the_new_one_cannot_be(path: Path) -> N
 # --- refused
 
 
-def test_another_kind_and_a_newer_format_are_refused(path: Path) -> None:
+def test_another_kind_or_a_newer_format_is_refused(path: Path) -> None:
     assert "is not a checkpoint of Engram" in refused(path, kind="checkpoint")
     assert "is of the kind 'model'" in refused(path, kind="checkpoint")
     assert "written by a newer version of Engram: this one reads formats up to 0" in refused(path, newest=0)
 
 
-def test_what_is_no_file_is_named(path: Path, tmp_path: Path) -> None:
+def test_missing_file_or_folder_is_refused_by_name(path: Path, tmp_path: Path) -> None:
     assert refused(tmp_path / "other") == f"there is no file {tmp_path / 'other'}"
     assert "cannot be read: Is a directory" in refused(tmp_path)
     assert "cannot be read: Not a directory" in refused(path / "below")
@@ -124,12 +124,12 @@ def test_what_is_no_file_is_named(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="everything is readable here")
-def test_a_file_that_may_not_be_read_is_named(path: Path) -> None:
+def test_unreadable_file_is_refused_by_name(path: Path) -> None:
     path.chmod(0)
     assert "cannot be read: Permission denied" in refused(path)
 
 
-def test_a_place_for_no_file_is_named(path: Path, tmp_path: Path) -> None:
+def test_path_that_cannot_be_written_is_refused_by_name(path: Path, tmp_path: Path) -> None:
     for place, said in ((tmp_path, "Is a dir"), (tmp_path / "no" / "file", "No such"), (path / "below", "Not a dir")):
         with pytest.raises(InputError) as error:
             write_tensors(place, KIND, 1, {}, {})
@@ -137,7 +137,7 @@ def test_a_place_for_no_file_is_named(path: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_file_cut_anywhere_is_refused(path: Path, content: bytes) -> None:
+def test_truncated_file_is_refused(path: Path, content: bytes) -> None:
     assert len(content) > 500
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
@@ -148,7 +148,7 @@ def test_a_file_cut_anywhere_is_refused(path: Path, content: bytes) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_flipped_bit_is_refused_or_harmless(path: Path, content: bytes, data: st.DataObject) -> None:
+def test_flipped_bit_is_refused_or_harmless(path: Path, content: bytes, data: st.DataObject) -> None:
     damaged = bytearray(content)
     place = data.draw(st.integers(0, len(content) - 1))
     damaged[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_refused_or_harmless(path: Path, content: bytes, data: 
         assert_tensors_equal(tensors, some_tensors())
 
 
-def test_a_flipped_bit_of_a_value_is_always_refused(path: Path, content: bytes) -> None:
+def test_flipped_bit_of_a_value_is_refused(path: Path, content: bytes) -> None:
     first = 8 + struct.unpack("<Q", content[:8])[0]
     for place in range(first, len(content), 3):
         damaged = bytearray(content)
@@ -201,7 +201,7 @@ def raw(entries: dict, values: bytes = b"") -> bytes:
         raw({"__metadata__": {"engram": '{"kind": "model", "format": 1, "checksum": "?"}'}}),
     ],
 )
-def test_crafted_files_are_refused_and_take_no_memory(path: Path, crafted: bytes) -> None:
+def test_crafted_files_are_refused_without_allocating_memory(path: Path, crafted: bytes) -> None:
     path.write_bytes(
         crafted
     )  # had a declared size been allocated, it would be a MemoryError, or the end of the process

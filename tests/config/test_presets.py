@@ -80,7 +80,7 @@ def test_strengths_are_the_papers_with_and_without_dhp(benchmark: str) -> None:
 @pytest.mark.parametrize(
     ("benchmark", "width"), [("permuted-mnist", 400), ("imbalanced-permuted-mnist", 400), ("split-mnist", 256)]
 )
-def test_the_mlp_is_the_papers(benchmark: str, width: int) -> None:
+def test_mlp_is_the_papers(benchmark: str, width: int) -> None:
     model = build_model(preset(benchmark, "dhp"), 0, SHAPES[benchmark], 10)
     linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
     assert [(m.in_features, m.out_features) for m in linears] == [(784, width), (width, width)]
@@ -88,7 +88,7 @@ def test_the_mlp_is_the_papers(benchmark: str, width: int) -> None:
     assert model.head.weight.shape == (10, width)
 
 
-def test_the_cnn_is_the_papers() -> None:
+def test_cnn_is_the_papers() -> None:
     model = build_model(preset("vision-mixture", "dhp"), 0, (3, 32, 32), 50)
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     assert [(m.in_channels, m.out_channels, m.kernel_size) for m in convolutions] == [(3, 20, (5, 5)), (20, 50, (5, 5))]
@@ -134,7 +134,7 @@ def test_every_method_builds_and_computes_on_every_benchmark(benchmark: str, met
 
 
 @pytest.mark.parametrize(("method", "name", "value"), [("dhp+si", "xi", 0.001), ("online-ewc", "gamma", 1.0)])
-def test_settings_of_a_penalty_reach_it(method: str, name: str, value: float) -> None:
+def test_penalty_gets_its_settings(method: str, name: str, value: float) -> None:
     config = preset("split-mnist", method)
     penalty = build_penalty(config, 0, build_model(config, 0, (784,), 10))
     assert getattr(penalty, name) == value
@@ -169,7 +169,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_a_preset_departs_from_nothing(benchmark: str) -> None:
+def test_preset_has_no_changes_from_itself(benchmark: str) -> None:
     for method in all_methods():
         assert changes_from_preset(preset(benchmark, method)) == {}
 

@@ -141,7 +141,7 @@ def test_verified_files_are_not_downloaded_again(server: Server, tmp_path: Path)
     assert (tmp_path / "made" / "test.bin").read_bytes() == TEST
 
 
-def test_a_readable_file_of_ones_own_is_never_replaced(server: Server, tmp_path: Path) -> None:
+def test_readable_custom_file_is_never_replaced(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     source = two_files(f"{server.url}/")
     (tmp_path / "made").mkdir()
@@ -168,7 +168,7 @@ def test_second_mirror_serves_what_the_first_does_not_have(server: Server, tmp_p
     assert files_under(tmp_path) == {"made/train.bin", "made/test.bin"}
 
 
-def test_dead_first_mirror(server: Server, tmp_path: Path) -> None:
+def test_dead_first_mirror_is_skipped(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     with socket.socket() as unused:  # bound but not listening: connections are refused
         unused.bind(("127.0.0.1", 0))
@@ -180,7 +180,7 @@ def test_dead_first_mirror(server: Server, tmp_path: Path) -> None:
     assert_sentence_names(error, dead, "Connection refused", file="train.bin")
 
 
-def test_retries_after_a_passing_failure(server: Server, tmp_path: Path) -> None:
+def test_download_is_retried_after_a_temporary_failure(server: Server, tmp_path: Path) -> None:
     serve_two_files(server)
     server.failures["/train.bin"] = 2
     source = two_files(f"{server.url}/")
@@ -225,7 +225,7 @@ def test_nothing_is_read_before_it_is_verified(server: Server, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("place", ["/elsewhere.bin", "file:///etc/passwd"])
-def test_a_redirection_must_lead_to_the_very_file(server: Server, tmp_path: Path, place: str) -> None:
+def test_redirection_must_lead_to_the_published_file(server: Server, tmp_path: Path, place: str) -> None:
     serve_two_files(server)
     server.redirects["/train.bin"] = place
     server.content["/elsewhere.bin"] = cifar(9, 9, 9)
@@ -355,7 +355,7 @@ def test_no_archive_writes_outside_or_beyond(server: Server, tmp_path: Path, con
     assert files_under(tmp_path) == set()
 
 
-def test_an_archive_cannot_fill_the_memory(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_cannot_fill_the_memory(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = tar(("made/bomb.bin", bytes(100_000)), *SOUND)
     server.content["/all.tar.gz"] = content
     monkeypatch.setattr(download, "MAX_BYTES", 50_000)
@@ -373,7 +373,7 @@ def test_archive_with_another_checksum_is_not_opened(server: Server, tmp_path: P
     assert files_under(tmp_path) == set()
 
 
-def test_folder_that_cannot_be_made(server: Server, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_refused(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError) as error:
         fetch(two_files(f"{server.url}/"), tmp_path / "file", retry=ONCE)
@@ -385,7 +385,7 @@ def test_embedded_dataset_needs_no_download() -> None:
         fetch("mnist-small")
 
 
-def test_without_pooch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_without_pooch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(InputError, match="pip install pooch"):
         fetch("mnist", tmp_path)

@@ -175,7 +175,7 @@ def test_wrong_file_is_named_by_load_and_check(made_up: Path, path: str, content
     assert problem.state == str(error.value)
 
 
-def test_a_folder_in_place_of_a_file(made_up: Path) -> None:
+def test_folder_in_place_of_a_file_is_refused(made_up: Path) -> None:
     path = made_up / "train_32x32.mat"
     path.unlink()
     path.mkdir()
@@ -184,7 +184,7 @@ def test_a_folder_in_place_of_a_file(made_up: Path) -> None:
     assert_sentence_names(error, "cannot be read", file=str(path))
 
 
-def test_unknown_name() -> None:
+def test_unknown_dataset_is_refused() -> None:
     with pytest.raises(InputError, match=r"no dataset 'CIFAR10' \(did you mean cifar-10\?\), only mnist, ") as error:
         load("CIFAR10")
     assert_sentence_names(error, *SOURCES, file="CIFAR10")
@@ -208,7 +208,7 @@ def test_data_folder_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert chosen_folder("~/given") == given
 
 
-def test_named_folder_must_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_folder_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as error:
         existing_folder(tmp_path / "nowhere")
     assert_sentence_names(error, "does not exist", file=str(tmp_path / "nowhere"))

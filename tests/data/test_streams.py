@@ -44,7 +44,7 @@ def test_permuted_tasks_are_permutations_of_the_same_pixels(digits) -> None:
     assert not torch.equal(stream[0].permutation, torch.arange(784)), "the paper permutes every task, the first too"
 
 
-def test_a_permutation_is_applied_to_train_and_test_alike(digits) -> None:
+def test_permutation_applies_to_training_and_test_samples(digits) -> None:
     task = streams.permuted(digits, num_tasks=1)[0]
     for samples in (task.train, task.test):
         inputs, _ = next(batches_of(samples, 5, permutation=task.permutation))
@@ -106,7 +106,7 @@ def test_split_has_five_pairs_of_digits(digits) -> None:
         assert (len(task.train), len(task.test)) == (2000, 400)
 
 
-def test_mixture_is_colour_of_32_with_outputs_of_its_own_a_task() -> None:
+def test_mixture_has_colour_images_of_32_and_separate_outputs_for_each_task() -> None:
     stream = streams.mixture([pictures("grey", 1, 28), pictures("colour", 3, 32)])
     assert stream.input_shape == (3, 32, 32)
     assert stream.num_classes == 20
@@ -120,7 +120,7 @@ def test_mixture_is_colour_of_32_with_outputs_of_its_own_a_task() -> None:
     assert torch.equal(colour.train.inputs, pictures("colour", 3, 32).train.inputs)
 
 
-def test_as_colour_32_pads_all_sides_alike() -> None:
+def test_as_colour_32_pads_all_sides_equally() -> None:
     image = as_colour_32(torch.ones(1, 1, 28, 28, dtype=torch.uint8))
     assert torch.equal(image, image.flip(2))
     assert torch.equal(image, image.flip(3))
@@ -179,7 +179,7 @@ def test_bad_numbers_of_tasks_are_refused(digits) -> None:
             make()
 
 
-def test_moved_streams_still_have_shared_samples_once(digits) -> None:
+def test_moved_streams_still_share_samples(digits) -> None:
     streams_of_trials = [streams.permuted(digits, num_tasks=3, trial=trial) for trial in (0, 1)]
     one, other = move_streams(streams_of_trials, torch.device("cpu"))
     assert one[0].train is one[2].train
@@ -189,7 +189,7 @@ def test_moved_streams_still_have_shared_samples_once(digits) -> None:
     assert thinned[0].train.inputs is thinned[1].train.inputs, "a selection is rows of one store of pixels"
 
 
-def test_batches_cover_every_sample_once_in_their_own_order() -> None:
+def test_batches_have_every_sample_once_in_order() -> None:
     samples = Samples(torch.arange(23.0)[:, None], torch.arange(23))
     seen = list(batches_of(samples, 5))
     assert [len(targets) for _, targets in seen] == [5, 5, 5, 5, 3]
@@ -199,7 +199,7 @@ def test_batches_cover_every_sample_once_in_their_own_order() -> None:
     assert torch.equal(torch.cat([x for x, _ in seen])[:, 0], targets.float())
 
 
-def test_an_epoch_s_order_has_every_sample_once_and_depends_on_its_address_alone() -> None:
+def test_epoch_order_has_every_sample_once_and_depends_only_on_its_position() -> None:
     samples = Samples(torch.arange(23.0)[:, None], torch.arange(23))
     order = epoch_order(samples, 0, 1, 2, 3)
     assert sorted(order.tolist()) == list(range(23))
@@ -213,7 +213,7 @@ def test_an_epoch_s_order_has_every_sample_once_and_depends_on_its_address_alone
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(1, 70), st.integers(1, 5))
-def test_an_epoch_s_pieces_have_every_sample_of_every_trial_once_and_in_order(
+def test_epoch_plan_has_every_sample_of_every_trial_once_and_in_order(
     sizes: list[int], batch_size: int, records: int
 ) -> None:
     pieces = plan_epoch(sizes, batch_size, records)
@@ -235,7 +235,7 @@ def test_an_epoch_s_pieces_have_every_sample_of_every_trial_once_and_in_order(
 
 
 @given(st.integers(1, 1000), st.integers(1, 8))
-def test_records_are_even_and_the_last_step_has_one(num_steps: int, records: int) -> None:
+def test_records_are_evenly_spaced_and_include_the_last_step(num_steps: int, records: int) -> None:
     steps = record_steps(num_steps, records)
     assert steps[-1] == num_steps - 1
     assert len(steps) == min(num_steps, records)
@@ -243,12 +243,12 @@ def test_records_are_even_and_the_last_step_has_one(num_steps: int, records: int
     assert gaps.max() - gaps.min() <= 1
 
 
-def test_pixels_become_fractions_and_floats_stay() -> None:
+def test_pixels_are_scaled_and_floats_are_not() -> None:
     assert read_inputs(torch.tensor([[0, 51, 255]], dtype=torch.uint8)).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
     assert read_inputs(torch.tensor([[3.5]])).tolist() == [[3.5]]
 
 
-def test_seeds_differ_by_every_part_of_their_place() -> None:
+def test_seeds_differ_by_seed_purpose_and_position() -> None:
     places = [
         (0, "a"),
         (1, "a"),
@@ -268,7 +268,7 @@ def test_seeds_differ_by_every_part_of_their_place() -> None:
     )
 
 
-def test_a_dataset_may_be_given_by_name(digits) -> None:
+def test_dataset_may_be_given_by_name(digits) -> None:
     by_name, given = streams.split("mnist-small"), streams.split(digits)
     assert torch.equal(by_name[3].train.inputs, given[3].train.inputs)
     assert len(streams.permuted("mnist-small", num_tasks=2)) == len(streams.imbalanced("mnist-small", num_tasks=2)) == 2
@@ -313,7 +313,7 @@ def test_validation_samples_are_the_last_sixth_of_the_training_samples(benchmark
         assert trained == set(range(500))
 
 
-def test_a_shortened_dataset_has_the_first_samples_of_each_part() -> None:
+def test_shortened_dataset_has_the_first_samples_of_each_split() -> None:
     data = pictures("mnist", 1, 28, 20)
     config = preset("permuted-mnist", "dhp", dataset="mnist-small", num_tasks=1)
     for limit, length in ((7, 7), (20, 20), (50, 20), (None, 20)):
@@ -324,7 +324,7 @@ def test_a_shortened_dataset_has_the_first_samples_of_each_part() -> None:
             assert torch.equal(kept.targets, whole.targets[:length])
 
 
-def test_what_is_shortened_is_what_is_left_when_validation_samples_are_held_out() -> None:
+def test_validation_samples_are_held_out_before_the_rest_is_shortened() -> None:
     data = pictures("mnist", 1, 28, 60)
     config = preset("permuted-mnist", "dhp", dataset="mnist-small", num_tasks=1, examine="validation", max_samples=8)
     task = build_streams(config, [0], [data])[0][0]
@@ -332,7 +332,7 @@ def test_what_is_shortened_is_what_is_left_when_validation_samples_are_held_out(
     assert torch.equal(task.test.inputs, data.train.inputs[50:58])
 
 
-def test_too_few_samples_for_a_task_are_one_sentence() -> None:
+def test_too_few_samples_for_a_task_are_refused() -> None:
     config = preset("split-mnist", "dhp", dataset="mnist-small")
     with pytest.raises(InputError, match="mnist splits into 1 to 2 tasks of 2 classes, not 5"):
         build_streams(config.replace(max_samples=4), [0], [pictures("mnist", 1, 28)])
@@ -340,7 +340,7 @@ def test_too_few_samples_for_a_task_are_one_sentence() -> None:
         build_streams(config.replace(examine="validation"), [0], [pictures("mnist", 1, 28)])
 
 
-def test_masked_only_in_evaluation_teaches_all_outputs_and_examines_the_task_s_own() -> None:
+def test_masked_only_in_evaluation_trains_all_outputs_and_evaluates_those_of_the_task() -> None:
     config = preset("split-mnist", "dhp", dataset="mnist-small")
     masked, unmasked = (
         build_streams(config.replace(mask_training=mask), [0, 1], [pictures("mnist", 1, 28)]) for mask in (True, False)
