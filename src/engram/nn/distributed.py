@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ Ranks = Any  # a ProcessGroup of at least two; a PyTorch without torch.distribut
 
 _wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 _running: WeakSet[DistributedDataParallel] = WeakSet()  # those whose forward pass is running
+_around: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = WeakKeyDictionary()  # until one more is noted
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -103,7 +104,9 @@ def _if_several(wrappers: list[DistributedDataParallel]) -> Ranks | None:
 
 
 def _wrappers_around(model: nn.Module) -> list[DistributedDataParallel]:
-    return [wrapper for wrapper in _wrappers if any(part is model for part in wrapper.modules())]
+    if model not in _around:  # the search goes through all modules, which is too long for every step
+        _around[model] = WeakSet(found for found in _wrappers if any(part is model for part in found.modules()))
+    return list(_around[model])
 
 
 def _note_registration(parent: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -114,6 +117,7 @@ def _note_registration(parent: nn.Module, name: str, child: nn.Module | None) ->
 def _note(wrapper: DistributedDataParallel) -> None:
     if wrapper not in _wrappers:
         _wrappers.add(wrapper)
+        _around.clear()
         wrapper.register_forward_pre_hook(_start_forward)
         wrapper.register_forward_hook(_end_forward)
 
