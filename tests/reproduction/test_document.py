@@ -205,7 +205,7 @@ def verdicts_on_dynamics(**values: list[list[float]]) -> dict[str, str]:
     config = preset("permuted-mnist", "dhp", num_tasks=4, trials=1)
     made = Result(config, (0,), np.zeros((1, 4, 4)), np.zeros((1, 4)), trace(values))
     found = claims({("permuted-mnist", "table"): run_of("table", {"dhp": made})})
-    return {made.claim.split()[0] + " " + made.claim.split()[1]: made.verdict for made in found if "means" in made.sure}
+    return {" ".join(made.claim.split()[:2]): made.verdict for made in found if "means" in made.certainty}
 
 
 def test_what_the_trace_does_is_judged_by_what_the_paper_says_of_it() -> None:

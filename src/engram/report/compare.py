@@ -1,4 +1,4 @@
-"""Runs side by side: which settings differ, how accurate each is, and what the difference is where trials pair up."""
+"""Runs side by side: the settings that differ, the accuracy of each, and the differences in pairs of trials."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from engram.common.errors import InputError
 from engram.config.settings import SETTINGS
-from engram.report.layout import Table, number
-from engram.report.pairs import Pair, shown, why_not_paired
-from engram.report.tables import difference_cells, with_error
+from engram.report.layout import Table, gathered, number
+from engram.report.pairs import Pair, why_not_paired
+from engram.report.tables import difference_cells, final, how_paired, with_error
 from engram.runs import metrics
 from engram.runs.result import Result
 from engram.runs.run import Run
@@ -18,7 +18,7 @@ from engram.runs.run import Run
 
 @dataclass(frozen=True)
 class Side:
-    """One method of one of the runs that are compared."""
+    """One label of one of the runs that are compared."""
 
     run: str
     label: str
@@ -38,7 +38,7 @@ def sides_of(runs: Mapping[str, Run]) -> list[Side]:
 
 
 def opposite(side: Side, baselines: Sequence[Side], alone: bool) -> Side | None:
-    """What a side is compared with: the same label; if both runs have one method alone, that one."""
+    """What a side is compared with: the same label; or, if both runs have only one, that one."""
     same = next((other for other in baselines if other.label == side.label), None)
     return baselines[0] if same is None and alone and len(baselines) == 1 else same
 
@@ -56,15 +56,22 @@ def reason_against(side: Side, baseline: Side) -> str | None:
 
 
 def settings_table(sides: Sequence[Side]) -> Table:
-    """Settings in which runs differ, a column a run; a value that a run's methods do not share names them."""
+    """Settings in which runs differ, a column for each run; a value that not all labels of a run share names them.
+
+    Args:
+        sides: those of all runs, from `sides_of`.
+
+    Example:
+        print(settings_table(sides_of({"a": read_run("a"), "b": read_run("b")})).to_text())
+    """
     names = list(dict.fromkeys(side.run for side in sides))
     by_label: dict[str, list[Side]] = {}
     for side in sides:
         by_label.setdefault(side.label, []).append(side)
-    # A method is compared with itself: that two methods of one run have their own strengths is no difference of runs.
+    # A label is compared with itself: that two methods of one run have their own strengths is no difference of runs.
     groups = [group for group in by_label.values() if len(group) > 1] or [list(sides)]
     rows = [
-        (name, *(_gather([side for side in sides if side.run == run], name) for run in names))
+        (name, *(gathered((s.label, getattr(s.result.config, name)) for s in sides if s.run == run) for run in names))
         for name in SETTINGS
         if name != "method" and any(len({getattr(s.result.config, name) for s in group}) > 1 for group in groups)
     ]
@@ -73,7 +80,7 @@ def settings_table(sides: Sequence[Side]) -> Table:
 
 
 def accuracy_table(sides: Sequence[Side]) -> Table:
-    """Average accuracy after all tasks and BWT, methods down and runs across."""
+    """Average accuracy after all tasks, and BWT: a row for each label, a column for each run."""
     names = list(dict.fromkeys(side.run for side in sides))
     found = {(side.run, side.label): side.result for side in sides}
     rows = [
@@ -84,10 +91,11 @@ def accuracy_table(sides: Sequence[Side]) -> Table:
 
 
 def differences_table(sides: Sequence[Side]) -> Table:
-    """All other runs less the first, in pairs of trials; what has no pair is said below."""
+    """All other runs less the first, in pairs of trials; notes name what has no pair."""
     first, *others = dict.fromkeys(side.run for side in sides)
     baselines = [side for side in sides if side.run == first]
     rows: list[tuple[str, ...]] = []
+    found: list[Pair] = []
     notes: dict[str, None] = {}
     for run in others:
         own = [side for side in sides if side.run == run]
@@ -99,23 +107,13 @@ def differences_table(sides: Sequence[Side]) -> Table:
                 notes[f"{side.label} of {run} is not paired with {baseline.label} of {first}: {reason}."] = None
             else:
                 made = pair_of(side, baseline)
+                found.append(made)
                 what = side.label if side.label == baseline.label else f"{side.label} − {baseline.label}"
                 cells = (*difference_cells(made.accuracy, 100, 2), *difference_cells(made.transfer, 1, 3))
                 rows.append((run, what, *cells, str(made.accuracy.num_trials)))
     columns = ("run", "method", "ACC points", "95% interval", "BWT", "95% interval", "pairs")
-    paired = ("Trials are paired by their numbers: the same tasks of the same samples.",) if rows else ()
-    return Table(f"What differs from {first}", columns, rows, (*paired, *notes))
+    return Table(f"What differs from {first}", columns, rows, (*([how_paired(found)] if found else []), *notes))
 
 
 def _accuracy(result: Result) -> str:
-    accuracy = metrics.estimate(result.average_accuracy[:, -1])
-    return f"{with_error(accuracy)}, {number(metrics.estimate(result.bwt).mean, 3)}"
-
-
-def _gather(sides: Sequence[Side], name: str) -> str:
-    by_value: dict[str, list[str]] = {}
-    for side in sides:
-        by_value.setdefault(shown(getattr(side.result.config, name)), []).append(side.label)
-    if len(by_value) == 1:
-        return "".join(by_value)
-    return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())
+    return f"{with_error(final(result))}, {number(metrics.estimate(result.bwt).mean, 3)}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import changes_from_preset
 from engram.config.settings import has_effect, names_of
+from engram.report.layout import shown
 from engram.runs import metrics
 from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
@@ -166,11 +166,6 @@ def has_paper_data(result: Result) -> bool:
 def paper_value(result: Result) -> tuple[float, float] | None:
     """The paper's accuracy in % and BWT of this method on these tasks; None where it has none."""
     return PAPER_RESULTS[result.config.benchmark].get(result.config.method) if has_paper_data(result) else None
-
-
-def shown(value: Any) -> str:
-    """A setting's value as text."""
-    return "none" if value is None else str(value)
 
 
 def _rows(result: Result, trials: Sequence[int]) -> list[int]:

@@ -71,8 +71,8 @@ def gains(results: Results) -> Table | None:
         for pair in found
     ]
     columns = (label_heading(results), "ACC points", "95% interval", "BWT", "95% interval", "pairs")
-    title = "What the DHP Softmax adds to the same method without it"
-    return Table(title, columns, rows, (_how_paired(found), *unpaired(results)))
+    title = f"What {head_of(found)} adds to the same method without it"
+    return Table(title, columns, rows, (how_paired(found), *unpaired(results)))
 
 
 def so_far(results: Results) -> Table | None:
@@ -172,7 +172,13 @@ def difference_cells(difference: Estimate, scale: float, digits: int) -> tuple[s
     return signed(difference.mean), f"[{signed(difference.low)}, {signed(difference.high)}]"
 
 
-def _how_paired(found: Sequence[Pair]) -> str:
+def head_of(found: Sequence[Pair]) -> str:
+    """What the pairs differ in, in words."""
+    return "the DHP Softmax" if all(pair.result.config.head == "dhp" for pair in found) else "the head"
+
+
+def how_paired(found: Sequence[Pair]) -> str:
+    """The note below differences; it only speaks of the same initial weights where all pairs had them."""
     if all(pair.same_start for pair in found):
         return "Trials are paired by number: the same initial weights, tasks and order of samples."
     return "Trials are paired by number: the same tasks and order of samples."

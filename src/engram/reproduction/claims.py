@@ -29,7 +29,15 @@ THIRD = 3  # the task after which η is said to decay
 
 
 def claims(runs: Runs) -> list[Verdict]:
-    """All claims that there is something to say about."""
+    """The verdicts on all claims for which there are results.
+
+    Args:
+        runs: those of a reproduction, by benchmark and part.
+
+    Example:
+        for verdict in claims(read_reproduction("results").runs):
+            print(verdict.claim, verdict.verdict)
+    """
     made = [
         _in_all_cases(
             "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",

@@ -27,7 +27,11 @@ NEAR = 3  # points within which a baseline counts as the paper's
 
 
 def accuracy_table(runs: Runs) -> Table:
-    """The paper's Table I with ours before it: methods down, benchmarks across."""
+    """Table I, our numbers before the paper's: a row for each method, a column for each benchmark.
+
+    Example:
+        print(accuracy_table(read_reproduction("results").runs).to_markdown())
+    """
 
     def cell(result: Result) -> str:
         paper = paper_value(result)
@@ -37,7 +41,7 @@ def accuracy_table(runs: Runs) -> Table:
 
 
 def transfer_table(runs: Runs) -> Table:
-    """BWT in the same shape."""
+    """BWT as in `accuracy_table`."""
 
     def cell(result: Result) -> str:
         paper = paper_value(result)
@@ -47,8 +51,8 @@ def transfer_table(runs: Runs) -> Table:
 
 
 def claims_table(runs: Runs) -> Table:
-    """What the paper says, and what these numbers say to it."""
-    rows = [(made.claim, made.verdict, made.sure, made.evidence) for made in claims(runs)]
+    """The paper's claims, and our verdicts on them."""
+    rows = [(made.claim, made.verdict, made.certainty, made.evidence) for made in claims(runs)]
     return Table("The paper's claims", ("claim", "verdict", "how sure", "evidence"), rows)
 
 
@@ -80,6 +84,7 @@ def baseline_table(runs: Runs) -> Table:
 
 
 def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -> Table:
+    """Paired differences, with p; and the verdict on the paper's difference, or else where our interval lies."""
     rows = [
         (
             f"{title_of(pair.benchmark)}: {pair.label}",
@@ -97,7 +102,7 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
 
 
 def control_table(runs: Runs, benchmark: str) -> Table:
-    """The steady trace against a constant one of its size, which lets the layer learn as fast and knows nothing."""
+    """The steady trace against a constant trace of its size, with which the layer learns as fast but stores nothing."""
     results = runs[benchmark, "study"].results
     rows = []
     for method in PLASTIC:
@@ -112,7 +117,7 @@ def control_table(runs: Runs, benchmark: str) -> Table:
 
 
 def worst_table(runs: Runs) -> Table:
-    """A mean can hide a trial that went wrong: the lowest of all trials, with the steady trace and without."""
+    """The worst trial with the steady trace and without: a mean can hide a trial that went wrong."""
     rows = []
     for benchmark in PAPER_BENCHMARKS:
         table, variant = (runs.get((benchmark, part)) for part in ("table", "variant"))
@@ -128,7 +133,7 @@ def _worst(result: Result) -> str:
 
 
 def diverged_table(runs: Runs) -> Table:
-    """Where trials were lost: they are left out of every mean, and their pairs out of every difference."""
+    """Where trials diverged: they are left out of every mean, and their pairs out of every difference."""
     rows = []
     for (benchmark, part), run in runs.items():
         for method, result in run.results.items() if part in ("table", "variant") else ():
@@ -192,7 +197,7 @@ def strength_tables(runs: Runs) -> list[Table]:
 
 
 def study_table(runs: Runs, benchmark: str) -> Table:
-    """Changes down; for each method without DHP its accuracy, and what DHP adds to it with the same change."""
+    """A row for each change: the accuracy of each method without DHP, and what DHP adds to it with the same change."""
     run = runs[benchmark, "study"]
     rows = []
     for change, made in changes_of(benchmark).items():
@@ -214,7 +219,7 @@ def study_table(runs: Runs, benchmark: str) -> Table:
 
 
 def selection_tables(results: Path) -> list[Table]:
-    """What was tried before the choice."""
+    """The candidates for the steady trace, and what each added to the baselines."""
     found = read_selection(results)
     try:
         return _selection_tables(found)

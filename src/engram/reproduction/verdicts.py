@@ -1,4 +1,4 @@
-"""From paired differences to verdicts, and how sure they are."""
+"""From paired differences to verdicts, and how certain they are."""
 
 from __future__ import annotations
 
@@ -13,20 +13,30 @@ from engram.reproduction.folder import Runs
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
-FIRM = 0.003  # below 0.05 / 16: what holds though sixteen differences are looked at
-FEWEST_PAIRS = 3  # from which a verdict is given
+FIRM = 0.003  # below 0.05 / 16: significant although sixteen differences are tested
+FEWEST_PAIRS = 3  # with fewer there is no verdict
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """What our numbers say about one claim of the paper."""
+
     claim: str
-    verdict: str
+    verdict: str  # "reproduced", "not reproduced", "contradicted" or "not tested"
     evidence: str
-    sure: str  # how sure we are
+    certainty: str
 
 
 def judge(difference: Estimate, claimed: float) -> str:
-    """Whether a difference that the paper reports is there: by its sign, where our 95% interval excludes zero."""
+    """The verdict on a difference that the paper reports: by its sign, where our 95% interval excludes zero.
+
+    Args:
+        difference: ours.
+        claimed: the paper's; only its sign matters.
+
+    Example:
+        judge(pair.accuracy, pair.paper)
+    """
     if difference.num_trials < FEWEST_PAIRS or math.isnan(difference.low):
         return "not tested"
     if difference.low <= 0 <= difference.high:
@@ -41,16 +51,16 @@ def where(difference: Estimate) -> str:
 
 
 def chance(difference: Estimate) -> float:
-    """Student's two-sided p: how often chance alone would show as large a difference."""
+    """Student's two-sided p: how often chance alone would show a difference this large."""
     if difference.num_trials < 2 or difference.sem == 0:
         return math.nan
-    from scipy.stats import t  # late: it costs more to import than everything else here
+    from scipy.stats import t  # imported here because it is slow
 
     return float(2 * t.sf(abs(difference.mean / difference.sem), difference.num_trials - 1))
 
 
 def certainty(differences: Sequence[Estimate]) -> str:
-    """How sure a verdict on one or several differences is, in words."""
+    """How certain a verdict on one or several differences is, in words."""
     tested = [difference for difference in differences if difference.num_trials >= FEWEST_PAIRS]
     if not tested:
         return "nothing was measured"
@@ -63,7 +73,7 @@ def certainty(differences: Sequence[Estimate]) -> str:
 
 
 def table_pairs(runs: Runs) -> list[Pair]:
-    """The sixteen differences of Table I, as far as both sides were learned to the end."""
+    """The sixteen differences of Table I, where both methods were run."""
     return [
         pair
         for benchmark in PAPER_BENCHMARKS
@@ -73,7 +83,7 @@ def table_pairs(runs: Runs) -> list[Pair]:
 
 
 def steady_pairs(runs: Runs) -> list[Pair]:
-    """The same with the steady trace, against the table's baselines."""
+    """The same differences with the steady trace, against the table's baselines."""
     return [pair for benchmark in PAPER_BENCHMARKS for pair in pairs(variant_results(runs, benchmark))]
 
 
@@ -90,7 +100,7 @@ def variant_results(runs: Runs, benchmark: str) -> dict[str, Result]:
 
 
 def points(difference: Estimate) -> str:
-    """In accuracy points: +1.56 [+0.62, +2.50]."""
+    """A difference in points of accuracy, with its interval: "+1.56 [+0.62, +2.50]"."""
     if difference.num_trials < 2:
         return _signed(difference.mean)
     return f"{_signed(difference.mean)} [{_signed(difference.low)}, {_signed(difference.high)}]"
@@ -101,7 +111,7 @@ def _signed(value: float) -> str:
 
 
 def positions(found: Sequence[Estimate]) -> str:
-    """ "the interval lies above zero in 2, around it in 2, below it in 8; 4 were not tested"."""
+    """Where intervals lie: "the interval lies above zero in 2, around it in 2, below it in 8; 4 were not tested"."""
     places = [where(difference) for difference in found]
     above, around, below = (places.count(f"{word} zero") for word in ("above", "around", "below"))
     untested = places.count("–")
@@ -110,6 +120,7 @@ def positions(found: Sequence[Estimate]) -> str:
 
 
 def each(found: Sequence[tuple[str, Estimate]]) -> str:
+    """The differences of several benchmarks, each after its title."""
     return ", ".join(f"{title_of(name)} {points(difference)}" for name, difference in found)
 
 

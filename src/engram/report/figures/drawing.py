@@ -16,6 +16,7 @@ import numpy as np
 
 from engram.common.errors import check_choice
 from engram.common.files import write_atomically
+from engram.config.methods import parts_of
 from engram.report.layout import Table, number
 from engram.runs import metrics
 from engram.runs.metrics import Array, Estimate
@@ -85,7 +86,7 @@ def are_by_method(results: Mapping[str, Result]) -> bool:
 
 def look_of(method: str) -> Look:
     """The look of a method: a colour for its penalty, a dashed line without DHP."""
-    return Look(colour_of_method(method), "-" if method.split("+")[0] == "dhp" else "--")
+    return Look(colour_of_method(method), "--" if parts_of(method).head is None else "-")
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ def _is_nan(cell: Cell) -> bool:
 
 
 def colour_of_method(method: str) -> str:
-    last = method.split("+")[-1]
-    return COLOURS[None] if last in ("finetune", "dhp") else COLOURS.get(last, OTHER)
+    """The colour of a method's penalty."""
+    return COLOURS.get(parts_of(method).penalty, OTHER)
 
 
 def paper_mark() -> Artist:

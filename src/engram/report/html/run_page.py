@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -23,8 +23,8 @@ from engram.report.html.page import (
     side_by_side,
     table,
 )
-from engram.report.layout import Table, count
-from engram.report.pairs import baseline_label, has_paper_data, shown
+from engram.report.layout import Table, count, gathered, in_short
+from engram.report.pairs import baseline_label, has_paper_data
 from engram.report.sweep_table import best_results, is_sweep, run_tables
 from engram.report.tables import diverged, final, unfinished
 from engram.runs.result import Result
@@ -32,7 +32,6 @@ from engram.runs.run import Run
 
 Results = Mapping[str, Result]
 NOT_SETTINGS = ("benchmark", "method")
-MOST_NAMED = 8  # labels in one sentence
 
 
 def run_page(run: Run) -> str:
@@ -128,7 +127,7 @@ def missing_from(results: Results) -> list[str]:
         if other is not None and other not in results
     ]
     if without := [label for label, result in plastic.items() if not result.dynamics]:
-        sentences.append(f"{_in_short(without)}: no dynamics were saved.")
+        sentences.append(f"{in_short(without)}: no dynamics were saved.")
     if not plastic:
         sentences.append("No method with DHP was run, so there are no differences and no dynamics of the trace.")
     if all(len(result.accuracy) == 1 for result in results.values()):
@@ -149,8 +148,8 @@ def settings_table(results: Results, title: str = "Settings") -> Table:
     rows = []
     for name in next(iter(configs.values())).to_dict():
         if name not in NOT_SETTINGS:
-            here = _gather((label, config.to_dict()[name]) for label, config in configs.items())
-            usual = _gather((label, changed[name][1]) for label, changed in changes.items() if name in changed)
+            here = gathered((label, config.to_dict()[name]) for label, config in configs.items())
+            usual = gathered((label, changed[name][1]) for label, changed in changes.items() if name in changed)
             rows.append((name, here, usual))
     if not any(usual for _, _, usual in rows):
         return Table(title, ("setting", "value"), [row[:2] for row in rows])
@@ -237,18 +236,3 @@ def _tasks(results: Results) -> str:
     if len(numbers) > 1:
         return f"{numbers[0]} to {numbers[-1]} tasks"
     return "one task" if numbers == [1] else f"{numbers[0]} tasks"
-
-
-def _gather(values: Iterable[tuple[str, Any]]) -> str:
-    """One value if all labels have it, else each with its labels."""
-    by_value: dict[str, list[str]] = {}
-    for label, value in values:
-        by_value.setdefault(shown(value), []).append(label)
-    if len(by_value) <= 1:
-        return "".join(by_value)
-    return "; ".join(f"{value} ({_in_short(list(dict.fromkeys(labels)))})" for value, labels in by_value.items())
-
-
-def _in_short(labels: Sequence[str]) -> str:
-    """The labels, or how many they are."""
-    return ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} settings"
