@@ -68,12 +68,11 @@ class SI(Quadratic):
 
     @classmethod
     def initial_state(cls, parameters: Mapping[str, Tensor]) -> State:
-        """The path so far, 0; θ when the task started; and θ before the current step."""
+        """The path so far, 0; θ when the task started; and θ before the current step, at first the same tensor."""
         state: State = {}
         for name, theta in parameters.items():
             state[f"path.{name}"] = torch.zeros_like(theta, requires_grad=False)
-        for group in ("start", "before"):
-            state |= {f"{group}.{name}": theta.detach().clone() for name, theta in parameters.items()}
+            state[f"start.{name}"] = state[f"before.{name}"] = theta.detach().clone()
         return state
 
     @classmethod
@@ -177,8 +176,7 @@ class SI(Quadratic):
         ranks = ranks_of(self.model)
         if ranks is not None:  # made before DistributedDataParallel gave the model the first rank's weights
             take_from_first_rank(self.group("start").values(), ranks)
-            for name, before in self.group("before").items():
-                before.copy_(self.state[f"start.{name}"])
+        self.state |= {f"before.{name}": start.clone() for name, start in self.group("start").items()}
         self.started = True
 
     def _note_backward(self, scale: Tensor) -> None:
