@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,12 +27,13 @@ from engram.config.settings import Config
 from engram.engine import Engine, InProcess, start_engine
 from engram.engine.build import Custom
 from engram.engine.checkpoint import CheckpointFolder
+from engram.engine.in_process import Stack
 from engram.engine.learner import Outcome
 from engram.engine.progress import Outcomes, Progress
-from engram.engine.ray import SECONDS_BETWEEN_MESSAGES, _Sender
+from engram.engine.ray import SECONDS_BETWEEN_MESSAGES, _ignoring_interrupts, _only_worker, _Sender, start_ray
 from engram.engine.runtime import Runtime
-from engram.engine.stacks import Source
-from engram.engine.training import train
+from engram.engine.stacks import Source, StackPlan
+from engram.engine.training import Training, train
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 20}
 CPU = Runtime("cpu")
@@ -145,6 +149,60 @@ def test_worker_learns_from_the_answer_to_a_message_whether_to_stop(monkeypatch:
     channel.clock = 1.0
     sender.report(Progress(0, 0))
     assert sender.stopping
+
+
+# --- workers
+
+
+def stack_in(folder: Path) -> Stack:
+    training = Training(configs("finetune", trials=1), digits(), CPU)
+    return Stack(0, StackPlan(("finetune",), (0,)), training.builders[0], CheckpointFolder(folder))
+
+
+def test_folder_that_a_worker_does_not_see_is_refused(tmp_path: Path) -> None:
+    stack = stack_in(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="results go into a folder that all machines share"), _only_worker(stack):
+        pass
+
+
+def test_stack_has_one_worker_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker of a killed driver may still be writing checkpoints."""
+    monkeypatch.setattr("engram.engine.ray.SECONDS_FOR_ORPHANS", 0.1)
+    stack = stack_in(tmp_path)
+    with _only_worker(stack):
+        with pytest.raises(InputError, match="another process"), _only_worker(stack):
+            pass
+        with _only_worker(replace(stack, number=1)):
+            pass
+    with _only_worker(stack):
+        pass
+
+
+def test_builder_is_sent_to_workers_without_what_it_has_built() -> None:
+    training = Training(configs("finetune", trials=1), digits(), CPU)
+    (builder,) = training.builders
+    assert builder._models
+    assert builder._streams
+    copied = copy.copy(builder)
+    assert (copied.configs, copied._models, copied._streams) == (builder.configs, {}, {})
+    assert builder._models, "and keeps it"
+
+
+def test_processes_of_the_cluster_ignore_interrupts() -> None:
+    usual = signal.getsignal(signal.SIGINT)
+    with _ignoring_interrupts():
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == usual
+
+
+def test_unreachable_cluster_is_refused_in_a_sentence() -> None:
+    pytest.importorskip("ray")
+    with (
+        pytest.raises(InputError, match=r"cannot reach a Ray cluster at 127\.0\.0\.1:1: Connection refused") as refused,
+        start_ray("127.0.0.1:1"),
+    ):
+        pass
+    assert "\n" not in str(refused.value)
 
 
 # --- Ray

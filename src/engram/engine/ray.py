@@ -28,6 +28,7 @@ from engram.engine.progress import Outcomes, Progress, StopAsked
 from engram.engine.stacks import Builder
 
 RETRIES = 3  # of a stack whose worker died
+SECONDS_TO_CONNECT = 10.0
 SECONDS_BETWEEN_POLLS = 0.2  # of the driver
 SECONDS_BETWEEN_MESSAGES = 0.5  # of a worker
 TIME_FOR_MESSAGES = 0.1  # the fraction of a worker's time: the outcomes of a thousand tasks are large
@@ -52,6 +53,7 @@ def start_ray(address: str | None) -> Iterator[RayEngine]:
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     try:
+        _check_reachable(where)
         with _ignoring_interrupts():
             ray.init(where, log_to_driver=False, logging_level="error", **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
@@ -60,6 +62,13 @@ def start_ray(address: str | None) -> Iterator[RayEngine]:
         yield RayEngine(ray)
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise an OSError if nobody answers at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), SECONDS_TO_CONNECT).close()
 
 
 @contextmanager
@@ -91,11 +100,11 @@ class RayEngine:
         return max(1, int(resources.get("GPU", 0) or resources.get("CPU", 1) // self.threads))
 
     def environment(self, device: str) -> dict[str, Any]:
-        return self._call(_environment, device, self._device(device), self.threads)
+        return self._call(device, environment, self._device(device))
 
     def limit(self, builder: Builder) -> int | None:
         light, datasets = self._without_data(builder)
-        return self._call(_limit, builder.device_name, light, self.threads, *datasets)
+        return self._call(builder.device_name, _limit, light, *datasets)
 
     def train(self, stacks: Sequence[Stack], report: ReportOfStack, stop_asked: StopAsked) -> None:
         """Train all stacks at once, as far as there is room."""
@@ -111,30 +120,31 @@ class RayEngine:
     def submit(self, stack: Stack, attempt: int, channel: Any) -> Any:
         light, datasets = self._without_data(stack.builder)
         checkpoints = stack.checkpoints and replace(stack.checkpoints, path=stack.checkpoints.path.resolve())
-        task = self.ray.remote(_train).options(**self._resources(stack.builder.device_name))
+        task = self.ray.remote(_call_with_threads).options(**self._resources(stack.builder.device_name))
         light_stack = replace(stack, builder=light, checkpoints=checkpoints)
-        return task.remote(light_stack, attempt, self.threads, channel, *datasets)
+        return task.remote(self.threads, _train, light_stack, attempt, channel, *datasets)
 
     def _device(self, device: str) -> str:
         """ "auto" means the GPUs of the cluster, if it has any. A worker sees one GPU, whatever its number."""
-        if device != "auto":
-            return "cuda" if device.startswith("cuda") else device
-        return "cuda" if self.ray.cluster_resources().get("GPU", 0) else "cpu"
+        if device == "auto":
+            device = "cuda" if self.ray.cluster_resources().get("GPU", 0) else "cpu"
+        return "cuda" if device.startswith("cuda") else device
 
     def _resources(self, device: str) -> dict[str, Any]:
         """What a worker needs. Ray does not restart one that died: the driver does, and reports it."""
-        room = {"num_gpus": 1} if self._device(device).startswith("cuda") else {"num_cpus": self.threads}
+        room = {"num_gpus": 1} if self._device(device) == "cuda" else {"num_cpus": self.threads}
         return {**room, "max_retries": 0}
 
-    def _call(self, function: Any, device: str, *arguments: Any) -> Any:
+    def _call(self, device: str, function: Any, *arguments: Any) -> Any:
         """Call a function on a worker, and wait for what it returns."""
         needed, available = self._resources(device), self.ray.cluster_resources()
-        for resource, amount in (("GPU", needed.get("num_gpus", 0)), ("CPU", needed.get("num_cpus", 0))):
-            if amount > available.get(resource, 0):
-                has = f"the Ray cluster has {available.get(resource, 0):g} {resource}s"
-                raise InputError(f"{has}, and a stack needs {amount}")
+        for option, resource in (("num_gpus", "GPU"), ("num_cpus", "CPU")):
+            there, amount = available.get(resource, 0), needed.get(option, 0)
+            if amount > there:
+                raise InputError(f"the Ray cluster has {there:g} {resource}s, and a stack needs {amount}")
         try:
-            return self.ray.get(self.ray.remote(function).options(**needed).remote(*arguments))
+            task = self.ray.remote(_call_with_threads).options(**needed)
+            return self.ray.get(task.remote(self.threads, function, *arguments))
         except self.ray.exceptions.RayTaskError as failed:
             raise failed.cause from None
         except self.ray.exceptions.RayError as death:
@@ -176,9 +186,7 @@ class _Driver:
     """Submits stacks, reports their progress, and submits a stack again when its worker died."""
 
     def __init__(self, engine: RayEngine, channel: Any, report: ReportOfStack):
-        self.engine = engine
-        self.channel = channel
-        self.report = report
+        self.engine, self.channel, self.report = engine, channel, report
         self.pending: dict[Any, Stack] = {}
         self.deaths: Counter[int] = Counter()  # by the number of the stack
         self.tasks_ended: Counter[int] = Counter()
@@ -211,18 +219,16 @@ class _Driver:
 
     def _end(self, task: Any) -> None:
         stack = self.pending.pop(task)
-        number, errors = stack.number, self.engine.ray.exceptions
+        number, last_task, errors = stack.number, stack.builder.config.num_tasks - 1, self.engine.ray.exceptions
         try:
             outcomes = self.engine.ray.get(task)  # complete, whatever became of the messages
-            num_tasks = stack.builder.config.num_tasks
-            self._report(number, Progress(1.0, num_tasks - 1, outcomes=outcomes, task_ended=True))
+            self._report(number, Progress(1.0, last_task, outcomes=outcomes, task_ended=True))
         except errors.RayTaskError as failed:
             if not isinstance(failed.cause, Stopped):
                 raise failed.cause from None
             self.stopped = True  # but wait for the others, until they too have saved their stacks
         except errors.RayError as death:
-            self.deaths[number] += 1
-            times = self.deaths[number]
+            self.deaths[number] = times = self.deaths[number] + 1
             if times > RETRIES:
                 what = f"the workers of stack {number + 1} died {times} times, at last with: {reason(death)}"
                 raise InputError(f"{what}; the run can be resumed from its last checkpoint") from death
@@ -231,20 +237,18 @@ class _Driver:
             self._submit(stack)
 
 
-def _environment(device: str, threads: int) -> dict[str, Any]:
+def _call_with_threads(threads: int, function: Any, *arguments: Any) -> Any:
     torch.set_num_threads(threads)
-    return environment(device)
+    return function(*arguments)
 
 
-def _limit(builder: Builder, threads: int, *datasets: Dataset) -> int | None:
-    torch.set_num_threads(threads)
+def _limit(builder: Builder, *datasets: Dataset) -> int | None:
     builder.source = replace(builder.source, datasets=datasets)
     return builder.limit()
 
 
-def _train(stack: Stack, attempt: int, threads: int, channel: Any, *datasets: Dataset) -> Outcomes:
+def _train(stack: Stack, attempt: int, channel: Any, *datasets: Dataset) -> Outcomes:
     """What a worker does."""
-    torch.set_num_threads(threads)
     stack.builder.source = replace(stack.builder.source, datasets=datasets)
     sender = _Sender(stack.number, attempt, channel)
     sender.report(Progress(0, 0))
@@ -258,9 +262,7 @@ class _Sender:
     """Sends a worker's progress to the driver, rarely enough to cost little time, however large outcomes become."""
 
     def __init__(self, number: int, attempt: int, channel: Any):
-        self.number = number
-        self.attempt = attempt
-        self.channel = channel
+        self.number, self.attempt, self.channel = number, attempt, channel
         self.stopping = False  # as of the last message
         self.next_message = 0.0
         self.task_ended = False  # since the last message
@@ -290,11 +292,8 @@ def _only_worker(stack: Stack) -> Iterator[None]:
     if stack.checkpoints is None:
         yield
         return
-    folder = stack.checkpoints.path
-    if not folder.is_dir():
-        raise InputError(
-            f"the worker on {socket.gethostname()} does not see {folder}: "
-            "on a cluster, results go into a folder that all machines share"
-        )
+    if not (folder := stack.checkpoints.path).is_dir():
+        problem = f"the worker on {socket.gethostname()} does not see {folder}"
+        raise InputError(f"{problem}: on a cluster, results go into a folder that all machines share")
     with locked(folder / f"stack-{stack.number}.lock", SECONDS_FOR_ORPHANS):
         yield
