@@ -82,8 +82,8 @@ class Registry:
 
         def add(make: Made) -> Made:
             there = self._registered.get(name)
-            if there is not None and _place(there.make) != _place(make):
-                both = f"{_place(there.make)} and {_place(make)}"
+            if there is not None and _path(there.make) != _path(make):
+                both = f"{_path(there.make)} and {_path(make)}"
                 raise InputError(f"the {self.kind} {name} is registered twice, by {both}")
             self._registered[name] = Registration(name, make, facts)
             return make
@@ -116,7 +116,7 @@ class Registry:
             module = self._sources[name].module
             try:
                 import_module(module)
-            except ImportError as error:
+            except Exception as error:  # whatever another package raises
                 raise InputError(f"the {self.kind} {name} cannot be imported from {module}: {reason(error)}") from error
             if name not in self._registered:
                 raise InputError(f"the module {module} does not register the {self.kind} {name}")
@@ -151,7 +151,7 @@ def _literals(arguments: str) -> tuple[str, dict[str, Any]]:
     return ast.literal_eval(call.args[0]), facts
 
 
-def _place(make: Callable[..., Any]) -> str:
+def _path(make: Callable[..., Any]) -> str:
     return f"{make.__module__}.{make.__qualname__}"
 
 

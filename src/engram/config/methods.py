@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.paper import PAPER_METHODS
 
@@ -39,8 +40,16 @@ def all_methods() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties)))
 
 
+def check_method(method: str) -> None:
+    """Refuse a method that does not exist, or that names a baseline as its head."""
+    check_choice("method", method, all_methods())
+    head = parts_of(method).head
+    if head is not None and HEADS.facts(head).get("baseline"):  # another package's, which is imported only now
+        raise InputError(f"there is no method {method}: {head} is a baseline, so set baseline_head to {head}")
+
+
 def baseline_heads() -> list[str]:
-    """The heads that methods can have which name none."""
+    """The heads that a method without a head can have, as far as they are imported."""
     return [name for name in HEADS.names() if HEADS.known_facts(name).get("baseline")]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.files import parse_json, read_text
 from engram.common.registry import BENCHMARKS, PENALTIES
-from engram.config.methods import CUSTOM, all_methods, parts_of
+from engram.config.methods import CUSTOM, check_method, parts_of
 from engram.config.settings import SETTINGS, Config, from_dict, names_of
 
 # The steady trace: the form of the DHP Softmax in which it helps (docs/reproduction.md says how it was found). The
@@ -45,7 +45,7 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
         1.0
     """
     check_choice("benchmark", benchmark, (*BENCHMARKS.names(), CUSTOM))
-    check_choice("method", method, all_methods())
+    check_method(method)
     facts = {"preset": {"dataset": CUSTOM}} if benchmark == CUSTOM else BENCHMARKS.facts(benchmark)
     settings: dict[str, Any] = {"benchmark": benchmark, "method": method, **facts.get("preset", {})}
     penalty = parts_of(method).penalty

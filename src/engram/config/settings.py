@@ -16,7 +16,7 @@ from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
-from engram.config.methods import CUSTOM, all_datasets, all_methods, baseline_heads, datasets_of, parts_of
+from engram.config.methods import CUSTOM, all_datasets, baseline_heads, check_method, datasets_of, parts_of
 from engram.config.rules import (
     FINITE,
     FRACTION,
@@ -109,7 +109,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_choice("benchmark", self.benchmark, (*BENCHMARKS.names(), CUSTOM))
-        check_choice("method", self.method, all_methods())
+        check_method(self.method)
+        if self.baseline_head in HEADS:
+            HEADS.facts(self.baseline_head)  # imports that of another package
         self._check_dataset()
         for name, facts in SETTINGS.items():
             value = getattr(self, name)

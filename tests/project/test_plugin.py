@@ -35,6 +35,14 @@ class Scaled(nn.Linear):
         return self.scale * super().forward(hidden)
 
 
+@HEADS.register("doubled", baseline=True)
+class Doubled(Scaled):
+    """A baseline: no method is named after it, and `baseline_head` chooses it."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__(in_features, out_features, scale=2.0)
+
+
 @PENALTIES.register("uniform", strength=0.5, settings={"least": "xi"})
 class Uniform(Quadratic):
     """Every weight is as important as every other."""
@@ -62,6 +70,7 @@ def thirds(datasets, trials, *, num_tasks):
 ENTRY_POINTS = """\
 [engram.heads]
 scaled = engram_plugin
+doubled = engram_plugin
 [engram.penalties]
 uniform = engram_plugin
 [engram.benchmarks]
@@ -165,6 +174,37 @@ def test_its_benchmark_runs_with_its_preset(plugin: Path) -> None:
     settings = {**description["common"], **description["configs"]["si"]}
     assert (settings["benchmark"], settings["num_tasks"], settings["strength"]) == ("thirds", 3, 2.0)
     assert "thirds" in engram(plugin, "run", "third", "--out", plugin / "refused", code=2)
+
+
+BASELINE = """
+import engram
+from engram.config.methods import all_methods
+config = engram.preset("split-mnist", "uniform", baseline_head="doubled", baseline_trace=3.0)
+assert (config.head, config.plastic, config.strength) == ("doubled", False, 0.5)
+assert type(engram.heads.create("doubled", 4, 3)).__name__ == "Doubled"
+assert "doubled" not in all_methods() and "scaled" in engram.heads.list()
+try: engram.preset("split-mnist", "doubled+si")
+except engram.InputError as error: print(error)
+"""
+
+
+def test_its_baseline_is_chosen_by_baseline_head(plugin: Path) -> None:
+    assert "there is no method 'doubled+si'" in python(plugin, "-c", BASELINE)
+    refused = "import engram; engram.preset('split-mnist', 'doubled+si')"
+    assert "set baseline_head to doubled" in python(plugin, "-c", refused, code=1)
+
+
+def test_broken_package_is_refused_only_where_it_is_used(plugin: Path, tmp_path: Path) -> None:
+    information = tmp_path / "broken-0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 0\n")
+    (information / "entry_points.txt").write_text("[engram.heads]\nbroken = broken_module\n")
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    out = ["--trials", "1", "--dataset", "mnist-small", "--out", tmp_path / "run"]
+    assert "broken" in engram(tmp_path, "run", "--help")
+    refused = engram(tmp_path, "run", "split-mnist", "--methods", "broken+si", *out, code=2)
+    assert refused == "engram: the head broken cannot be imported from broken_module: division by zero\n"
+    assert not (tmp_path / "run").exists()
 
 
 STACK = """
