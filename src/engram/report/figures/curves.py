@@ -18,6 +18,7 @@ from engram.report.figures.drawing import (
     band,
     estimates_of,
     legend_below,
+    legend_height,
     looks,
     new_figure,
     paper_mark,
@@ -47,7 +48,7 @@ def accuracy_curves(results: Results) -> Drawing:
     Example:
         accuracy_curves(read_run("runs/demo").results).to_bytes("png")
     """
-    figure = new_figure(WIDTH, 4.2)
+    figure = new_figure(WIDTH, 4.2 + legend_height(results))
     axes = figure.subplots()
     rows: list[tuple[Cell, ...]] = []
     numbers = []
@@ -95,7 +96,7 @@ def first_and_latest(results: Results) -> Drawing:
     Example:
         first_and_latest(read_run("runs/demo").results).to_csv()
     """
-    figure = new_figure(WIDTH, 5.6)
+    figure = new_figure(WIDTH, 5.6 + legend_height(results))
     panels = figure.subplots(2, 1, sharex=True)
     rows: list[tuple[Cell, ...]] = []
     numbers = []
@@ -136,7 +137,7 @@ def trace_dynamics(results: Results) -> Drawing:
     Example:
         trace_dynamics(read_run("runs/demo").results).to_bytes("pdf")
     """
-    figure = new_figure(WIDTH, 6.6)
+    figure = new_figure(WIDTH, 6.6 + legend_height(results))
     panels = figure.subplots(len(PANELS), 1, sharex=True)
     rows: list[tuple[Cell, ...]] = []
     numbers = []

@@ -45,6 +45,7 @@ LINES = ("-", "--", ":", "-.")
 INK = "#000000"  # of text and axes; a page replaces it by its own
 WIDTH = 4.8  # inches: a column of a paper, and about the width of a phone
 SMALL, MEDIUM = 7.5, 8.5  # sizes of text, in points
+LONGEST_LABEL = 30  # letters, in a legend of two columns
 
 # Ours is filled and the paper's is hollow, in every figure.
 PAPER: dict[str, Any] = {"marker": "D", "ms": 5, "mfc": "none", "mew": 1.1, "ls": "none", "zorder": 4}
@@ -183,7 +184,18 @@ def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
     if 2 * sum(plastic) == len(handles):
         handles = [handle for _, handle in sorted(zip(plastic, handles, strict=True), key=lambda entry: entry[0])]
     if handles:
-        figure.legend(handles=handles, frameon=False, fontsize=SMALL, ncols=2, loc="outside lower center")
+        ncols = 1 if are_long([str(handle.get_label()) for handle in handles]) else 2
+        figure.legend(handles=handles, frameon=False, fontsize=SMALL, ncols=ncols, loc="outside lower center")
+
+
+def are_long(labels: Iterable[str]) -> bool:
+    """Whether labels are too long for a legend of two columns."""
+    return max(map(len, labels), default=0) > LONGEST_LABEL
+
+
+def legend_height(results: Mapping[str, Result]) -> float:
+    """What a legend of one column needs more than one of two, in inches."""
+    return 0.17 * (len(results) // 2) if are_long(results) else 0.0
 
 
 def band(axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], look: Look, label: str) -> Artist:

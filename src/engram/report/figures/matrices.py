@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST_WITH_NUMBERS = 5  # tasks: with more, the numbers in the cells are too small to read
 SHADES = 64
+LETTERS = 26  # of a title in one line
 
 
 def accuracy_matrices(results: Mapping[str, Result]) -> Drawing:
@@ -80,7 +82,9 @@ def mean_matrix(result: Result) -> Array:
 
 
 def _finish(axes: Axes, mean: Array, low: float, label: str) -> None:
-    axes.set_title(label, fontsize=MEDIUM)
+    axes.set_title(
+        textwrap.fill(label, LETTERS, break_on_hyphens=False), fontsize=MEDIUM if len(label) <= LETTERS else SMALL
+    )
     axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
