@@ -68,6 +68,8 @@ def run_reproduction(
         check_run(part.configs, runtime, dynamics=_keeps_dynamics(part))
     loader = _Loader(load, folder, skip_without_data, tell)
     wanted = [part for part in parts if loader.can_load(part)]
+    if not wanted:
+        raise InputError("nothing was run: the data of none of the benchmarks can be loaded")
     if warning := _claim(folder, command, quick, runtime):
         tell(warning)
 
@@ -92,7 +94,7 @@ def run_reproduction(
     names = [(part.benchmark, part.name) for part in wanted]
     if runtime.engine.at_once == 1:
         return dict(zip(names, map(run_part, wanted), strict=True))
-    with ThreadPoolExecutor(max_workers=len(wanted) or 1) as pool:
+    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
         return dict(zip(names, pool.map(run_part, wanted), strict=True))
 
 
