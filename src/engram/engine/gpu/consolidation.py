@@ -45,7 +45,7 @@ def consolidate_section(
             raise
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as reason:
             name = type(section.learners[rows[0]].penalty).__name__
-            short = str(reason).strip().splitlines()[0]
+            short = (str(reason).strip() or type(reason).__name__).splitlines()[0]
             notes.append(f"the importances of {name} are computed for one model after another ({short})")
             for row in rows:
                 learner = section.learners[row]
