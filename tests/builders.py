@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,6 +97,24 @@ def write_run(folder: Path, results: Mapping[str, Result], **about: Any) -> Path
     configs = described.pop("configs")
     write_description(folder, configs, {name: value for name, value in described.items() if value is not None})
     write_results(folder, results)
+    return folder
+
+
+def short_run(folder: Path) -> Path:
+    """A short run in a folder, from the published ones: two labels, two trials, some of the dynamics."""
+    source = Path(__file__).parents[1] / "results" / "split-mnist" / "table"
+    about = json.loads((source / "run.json").read_text())
+    about["configs"] = {label: about["configs"][label] for label in ("si", "dhp+si")}
+    about["common"]["trials"] = 2
+    (folder / "run.json").write_text(json.dumps(about))
+    results = json.loads((source / "results.json").read_text())
+    kept = [entry for entry in results["results"] if entry["label"] in about["configs"]]
+    for entry in kept:
+        entry.update({name: entry[name][:2] for name in ("trials", "accuracy", "untrained")}, diverged=[])
+    (folder / "results.json").write_text(json.dumps(results | {"results": kept}))
+    rows = (source / "dynamics.csv").read_text().splitlines()
+    short = [row for row in rows[1:] if row.startswith(("si,", "dhp+si,"))][::40]
+    (folder / "dynamics.csv").write_text("\n".join([rows[0], *short]) + "\n")
     return folder
 
 

@@ -8,42 +8,32 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from builders import assert_one_sentence, files_in, refusal
+from builders import assert_one_sentence, files_in, refusal, short_run, small_digits
 from damage import damaged_csv, damaged_json, fuzz, read_or_refuse
+from engram import preset
 from engram.common import files
+from engram.common.errors import Stopped
 from engram.common.files import parse_json, read_json
+from engram.engine.runtime import Runtime
 from engram.runs import format as run_format
+from engram.runs import start
 from engram.runs.format import read_description
 from engram.runs.run import Run, open_runs, read_run
+from engram.runs.start import resume_run, start_run
 
-ROOT = Path(__file__).parents[2]
 DAMAGED = {"run.json": damaged_json, "results.json": damaged_json, "dynamics.csv": damaged_csv}
 
 
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run, from the published ones: two labels, two trials, some of the dynamics."""
-    source = ROOT / "results" / "split-mnist" / "table"
-    folder = tmp_path_factory.mktemp("valid")
-    about = json.loads((source / "run.json").read_text())
-    about["configs"] = {label: about["configs"][label] for label in ("si", "dhp+si")}
-    about["common"]["trials"] = 2
-    (folder / "run.json").write_text(json.dumps(about))
-    results = json.loads((source / "results.json").read_text())
-    kept = [entry for entry in results["results"] if entry["label"] in about["configs"]]
-    for entry in kept:
-        entry.update({name: entry[name][:2] for name in ("trials", "accuracy", "untrained")}, diverged=[])
-    (folder / "results.json").write_text(json.dumps(results | {"results": kept}))
-    rows = (source / "dynamics.csv").read_text().splitlines()
-    short = [row for row in rows[1:] if row.startswith(("si,", "dhp+si,"))][::40]
-    (folder / "dynamics.csv").write_text("\n".join([rows[0], *short]) + "\n")
-    return folder
+    return short_run(tmp_path_factory.mktemp("valid"))
 
 
 def check(run: Run) -> None:
@@ -93,6 +83,28 @@ def test_damaged_sweep(valid: Path, data: st.DataObject) -> None:
         run = read_or_refuse(lambda: read_run(folder))
     if run is not None:
         check(run)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first report."""
+    path = tmp_path_factory.mktemp("stopped") / "run"
+    config = preset("split-mnist", "dhp", dataset="mnist-small", num_tasks=2, trials=1, epochs=1, hidden=[4])
+    with pytest.raises(Stopped):
+        start_run({"dhp": config}, [small_digits(60, 30)], path, runtime=Runtime("cpu"), stop_asked=lambda: True)
+    return path
+
+
+@fuzz
+@given(data=st.data())
+def test_damaged_run_is_refused_or_resumed(stopped: Path, data: st.DataObject) -> None:
+    """Up to where it would train again."""
+    content = data.draw(damaged_json((stopped / "run.json").read_bytes()))
+    with tempfile.TemporaryDirectory() as folder, patch.object(start, "_train", lambda *given: "trained"):
+        path = Path(folder) / "run"
+        shutil.copytree(stopped, path)
+        (path / "run.json").write_bytes(content)
+        assert read_or_refuse(lambda: resume_run(path, [small_digits(60, 30)])) in (None, "trained")
 
 
 # --- found by earlier searches
@@ -163,6 +175,8 @@ def test_impossible_results_cost_only_their_label(
         lambda c: c["data"][0].update(name="\x1b[2J"),
         lambda c: c.update(format=99),
         lambda c: c.update(format="2"),
+        lambda c: c.update(seconds="long"),
+        lambda c: c.update(seconds=10**400),
     ],
 )
 def test_impossible_descriptions_are_refused(valid: Path, tmp_path: Path, change: Callable[[Any], object]) -> None:

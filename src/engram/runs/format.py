@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -90,6 +91,8 @@ def read_description(folder: Path) -> tuple[dict[str, Config], dict[str, Any]]:
         configs = {label: from_dict({**common, **settings}) for label, settings in own.items()}
         about = {name: value for name, value in content.items() if name not in SETTINGS}
         about["data"] = [provenance_of(record) for record in about.get("data", [])]
+        if not 0 <= float(about.get("seconds", 0)) < math.inf:
+            raise ValueError("its time is not a number of seconds")
         first = next(iter(configs.values()))
         if not all(label and label.isprintable() for label in configs):
             raise ValueError("its labels are not all printable words")
