@@ -259,7 +259,8 @@ def from_dict(settings: Mapping[str, Any]) -> Config:
 
 def as_setting(name: str, value: Any) -> Any:
     """A value as the type of that setting: a whole number serves as a float, a list as a tuple."""
-    check_choice("setting", name, SETTINGS)
+    if name not in SETTINGS:
+        check_choice("setting", name, SETTINGS)
     facts = SETTINGS[name]
     if value is None and facts.optional:
         return None

@@ -21,7 +21,7 @@ import numpy as np
 
 from engram.common.errors import InputError, reason, shortened
 from engram.common.files import parse_json, read_json, read_text, write_atomically
-from engram.config.settings import Config, from_dict
+from engram.config.settings import Config, as_setting, from_dict
 from engram.runs.result import DYNAMICS, MEAN, Divergence, Result
 
 FORMAT = 2  # of every file of a run, a sweep and a reproduction; raise it when older readers would misread them
@@ -87,8 +87,7 @@ def read_description(folder: Path) -> tuple[dict[str, Config], dict[str, Any]]:
     content = read_json(path)
     check_format(content, path)
     try:
-        own, common = content["configs"], content["common"]
-        configs = {label: from_dict({**common, **settings}) for label, settings in own.items()}
+        configs = _configs(content["common"], content["configs"])
         about = {name: value for name, value in content.items() if name not in SETTINGS}
         about["data"] = [provenance_of(record) for record in about.get("data", [])]
         if not 0 <= float(about.get("seconds", 0)) < math.inf:
@@ -103,6 +102,16 @@ def read_description(folder: Path) -> tuple[dict[str, Config], dict[str, Any]]:
     except (*DAMAGE, StopIteration) as error:
         raise InputError(f"{path} is not a run of Engram, or is damaged ({reason(error)})") from error
     return configs, about
+
+
+def _configs(common: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> dict[str, Config]:
+    """As `from_dict` makes them, but what they share is checked once: a folder may hold ten thousand runs."""
+    shared = {name: as_setting(name, value) for name, value in common.items()}
+    configs = {}
+    for label, settings in own.items():
+        values = shared | {name: as_setting(name, value) for name, value in settings.items()}
+        configs[label] = Config(**values) if {"benchmark", "method"} <= values.keys() else from_dict(values)
+    return configs
 
 
 def write_results(folder: Path, results: Mapping[str, Result], dynamics: bool = True) -> None:

@@ -87,8 +87,8 @@ def mean_and_sem(values: ArrayLike) -> tuple[float, float, int]:
     v = np.asarray(values, dtype=float)
     v = v[np.isfinite(v)]
     n = len(v)
-    mean = float(v.mean()) if n else math.nan
-    sem = float(v.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+    mean = float(np.add.reduce(v) / n) if n else math.nan
+    sem = math.sqrt(np.add.reduce((v - mean) ** 2) / (n - 1)) / math.sqrt(n) if n > 1 else math.nan
     return mean, sem, n
 
 

@@ -81,13 +81,16 @@ def read_run(path: str | Path, *, dynamics: bool = True) -> Run:
 
 def has_started(path: Path) -> bool:
     """Whether a folder holds a run that can be read or resumed; a folder that was only claimed for one does not."""
-    return (path / RUN).exists() and (path / RUN).stat().st_size > 0
+    try:
+        return os.stat(path / RUN).st_size > 0
+    except OSError:
+        return False
 
 
 def _read_one(path: Path, dynamics: bool) -> Run:
-    if not (path / RUN).exists():
-        raise InputError(f"{path} does not hold a run: it has no {RUN}")
     if not has_started(path):
+        if not (path / RUN).exists():
+            raise InputError(f"{path} does not hold a run: it has no {RUN}")
         raise InputError(f"the run in {path} was stopped before it started: start it again")
     configs, about = read_description(path)
     results, problems = read_results(path, configs, about["data"], dynamics)

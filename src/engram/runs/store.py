@@ -88,10 +88,10 @@ def rows_of(path: Path, name: str) -> list[Row]:
         row = dict.fromkeys((*COLUMNS, *SETTINGS))
         state = "damaged" if started or kind == "sweep" else "unfinished"
         return [row | {"run": name, "label": "", "kind": kind, "state": state, "done": 0, "problem": _line(error)}]
-    return [_row(run, label) | {"run": name, "kind": kind} for label in run.configs]
+    return [_row(run, label, name, kind) for label in run.configs]
 
 
-def _row(run: Run, label: str) -> Row:
+def _row(run: Run, label: str, name: str, kind: str) -> Row:
     done, accuracy, sem, bwt = 0, math.nan, math.nan, math.nan
     if label in run.results:
         matrix = run.results[label].accuracy
@@ -101,7 +101,9 @@ def _row(run: Run, label: str) -> Row:
     return {
         **vars(config),  # `to_dict` copies deeply, which takes as long as everything else here
         "hidden": list(config.hidden),
+        "run": name,
         "label": label,
+        "kind": kind,
         "tasks": config.num_tasks,
         "done": done,
         "state": run.state(label),
