@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import engram
+from engram.integrations import export, model_file
 
 EXTRAS = ("avalanche", "torchvision", "sklearn", "onnx", "onnxruntime", "tensorboard", "pyarrow", "ray", "optuna")
 USE = """
@@ -24,10 +31,26 @@ print(*sorted(set(sys.modules) & set(sys.argv[2:])))
 """
 
 
-def test_public_names_need_no_optional_library(tmp_path: object) -> None:
+def test_public_names_need_no_optional_library(tmp_path: Path) -> None:
     """`import engram` imports almost nothing, so every public name is used first."""
     arguments = [sys.executable, "-c", USE, f"{tmp_path}/model.safetensors", *EXTRAS]
     assert subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.split() == []
+
+
+def test_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), engram.DHPSoftmax(3, 2))
+
+    model = make_model()
+    names = {"engram": engram, "torch": torch, "model": model, "make_model": make_model, "inputs": torch.rand(5, 4)}
+    names |= {"penalty": engram.OnlineEWC(model, strength=100), "onnxruntime": pytest.importorskip("onnxruntime")}
+    engram.save_model("model.safetensors", model, names["penalty"])
+    for module in (model_file, export):
+        found = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
+        assert found.attempted > 0
+        assert found.failed == 0
 
 
 class NoAvalanche:

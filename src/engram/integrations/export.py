@@ -98,7 +98,7 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
 
     Example:
         >>> engram.export_onnx(model, "model.onnx", inputs)
-        >>> onnxruntime.InferenceSession("model.onnx").run(None, {"inputs": inputs.numpy()})
+        >>> (logits,) = onnxruntime.InferenceSession("model.onnx").run(None, {"inputs": inputs.numpy()})
     """
     onnxruntime = [_installed(package) for package in ("onnx", "onnxscript", "onnxruntime")][-1]
     model, batch = _on_host(model), _as_batch(inputs)
@@ -146,7 +146,7 @@ def export_program(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
 
     Example:
         >>> engram.export_program(model, "model.pt2", inputs)
-        >>> torch.export.load("model.pt2").module()(inputs)
+        >>> logits = torch.export.load("model.pt2").module()(inputs)
     """
     model, batch = _on_host(model), _as_batch(inputs)
 
