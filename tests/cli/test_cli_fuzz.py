@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engram.cli.main import app, main
 from engram.data import download
-from engram.runs import parts
+from engram.reproduction import run as reproductions
 from engram.runs import start as runs
 from engram.runs.sweep import run as sweeps
 
@@ -105,8 +105,8 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.chdir(folder)
         patch.delenv("ENGRAM_DATA", raising=False)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr(runs, "run_on", reached)
-        patch.setattr(parts, "run_part", reached)
+        patch.setattr(runs, "start_run", reached)
+        patch.setattr(reproductions, "run_reproduction", reached)
         patch.setattr(sweeps, "run_sweep", reached)
         patch.setattr(pooch, "retrieve", offline)
         patch.setattr(download.time, "sleep", lambda seconds: None)

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pytest
 from command import Command
 
@@ -20,7 +19,7 @@ from engram.engine.in_process import ReportOfStack, Stack
 from engram.engine.progress import StopAsked
 from engram.engine.stacks import Builder
 from engram.reproduction import plan as planning
-from engram.runs.sheets import read_sheet
+from engram.runs.run import read_run
 
 REPRODUCE = ("reproduce", "--quick", "--device", "cpu")
 TABLE = (*REPRODUCE, "--benchmark", "split-mnist", "--part", "table")
@@ -39,7 +38,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def pageless(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders of which a page would have been written, which takes longer than all else."""
     asked: list[Path] = []
-    monkeypatch.setattr("engram.reproduction.write.write_report", lambda folder: asked.append(folder) or "a page")
+    monkeypatch.setattr("engram.reproduction.page.write_report", lambda folder: asked.append(folder) or "a page")
     return asked
 
 
@@ -50,28 +49,38 @@ def test_quick_reproduction_writes_results_and_a_page(engram: Command, out: Path
     assert re.fullmatch(r"split-mnist: table, 8 models in \d+ s", lines[0])
     assert lines[1] == f"Results are in {out}; the page about them is {out / 'report.html'}"
     assert len(lines) == 2
-    assert sorted(files_in(out)) == ["report.html", "split-mnist/table.json"]
+    files = ["dynamics.csv", "log.txt", "results.json", "run.json"]
+    assert without_log(out) == {"report.html", "reproduction.json", *(f"split-mnist/table/{name}" for name in files)}
     assert "quick" in (out / "report.html").read_text(encoding="utf-8")
-    sheet = read_sheet(out / "split-mnist" / "table.json")
-    assert sheet.quick
-    assert sheet.about["command"] == f"engram {' '.join(TABLE)} --out {out}"
-    assert list(sheet.entries) == list(PAPER_METHODS)
+    run = read_run(out / "split-mnist" / "table")
+    assert run.about["quick"]
+    assert run.about["command"] == f"engram {' '.join(TABLE)} --out {out}"
+    assert list(run.results) == list(PAPER_METHODS)
+
+
+def without_log(folder: Path) -> set[str]:
+    """The files of a folder, without the log of the folder itself."""
+    return set(files_in(folder)) - {"log.txt"}
+
+
+def results_in(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in files_in(folder).items() if name.endswith("results.json")}
 
 
 def test_reproduction_runs_nothing_twice_and_mixes_nothing(
     engram: Command, out: Path, tiny: None, pageless: list[Path]
 ) -> None:
     assert engram(*TABLE, "--out", out).code == 0
-    before = files_in(out)
+    before = results_in(out)
     again = engram(*TABLE, "--out", out)
     assert again.out.splitlines()[0] == "split-mnist: table, was finished already"
     more = engram(*TABLE, "--part", "variant", "--out", out)
     first, second, _ = more.out.splitlines()
     assert first == "split-mnist: table, was finished already"
     assert second.startswith("split-mnist: variant, 4 models in ")
-    assert files_in(out)["split-mnist/table.json"] == before["split-mnist/table.json"]
+    assert before.items() <= results_in(out).items()
     whole = [argument for argument in TABLE if argument != "--quick"]
-    assert "there is a quick reproduction in this folder already" in engram.refusal(*whole, "--out", out)
+    assert "quick" in engram.refusal(*whole, "--out", out)
     assert pageless == [out] * 3
 
 
@@ -103,17 +112,14 @@ def test_parts_that_run_at_the_same_time_give_the_same_results(
     assert (outcome.code, outcome.err) == (0, "")
     assert len(outcome.out.splitlines()) == 4
     assert len(Threads.at_work) > 1
-    for name in ("table", "sensitivity", "strengths"):
-        one, other = (read_sheet(tmp_path / folder / "split-mnist" / f"{name}.json") for folder in ("one", "other"))
-        assert list(one.entries) == list(other.entries)
-        for label, result in one.entries.items():
-            assert np.array_equal(result.accuracy, other.entries[label].accuracy, equal_nan=True)
+    assert len(results_in(tmp_path / "one")) == 3
+    assert results_in(tmp_path / "one") == results_in(tmp_path / "other")
 
 
 def test_quick_reproduction_has_its_own_default_folder(engram: Command, tiny: None, pageless: list[Path]) -> None:
     assert engram(*TABLE).code == 0
     assert pageless == [Path("reproduction-quick")]
-    assert Path("reproduction-quick/split-mnist/table.json").exists()
+    assert Path("reproduction-quick/split-mnist/table/run.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -156,12 +162,37 @@ def test_stopped_reproduction_says_how_to_resume(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("engram.runs.parts.run_part", stop)
+        patch.setattr("engram.reproduction.run.complete_run", stop)
         outcome = engram(*TABLE, "--out", out)
     assert outcome.code == 130
-    assert outcome.err == f"engram: stopped; `engram {' '.join(TABLE)} --out {out}` resumes it\n"
+    assert outcome.err == f"engram: stopped; `engram run --resume {out}` resumes it\n"
+    assert results_in(out) == {}
+    resumed = engram("run", "--resume", out)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert resumed.out.startswith("split-mnist: table, 8 models in ")
+    assert list(results_in(out)) == ["split-mnist/table/results.json"]
+    assert read_run(out / "split-mnist" / "table").about["command"] == f"engram {' '.join(TABLE)} --out {out}"
+
+
+def test_reproduction_that_was_stopped_before_it_started_leaves_nothing(
+    engram: Command, out: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engram.engine.build.load_datasets", stop)
+    outcome = engram(*TABLE, "--out", out)
+    assert (outcome.code, outcome.err) == (130, "engram: stopped\n")
+    assert not out.exists()
+
+
+def test_resumed_reproduction_may_have_moved(
+    engram: Command, out: Path, tmp_path: Path, tiny: None, pageless: list[Path]
+) -> None:
     assert engram(*TABLE, "--out", out).code == 0
-    assert sorted(files_in(out)) == ["split-mnist/table.json"]
+    moved = out.rename(tmp_path / "moved")
+    assert engram("run", "--resume", moved).out.startswith("split-mnist: table, was finished already")
+    assert not out.exists()
 
 
 def test_reproduction_into_a_file_is_refused(engram: Command, tmp_path: Path, tiny: None) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
-from engram.cli.run import Address, Device, EngineName, Precision, StackSize, command_line
+from engram.cli.run import Address, Device, EngineName, Precision, StackSize, command_line, resume_hint
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_BENCHMARKS, PARTS
 from engram.config.settings import Config
@@ -66,10 +66,9 @@ def reproduce(
     parts = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
         raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
-    command = command_line(context)
     with (
         start_engine(engine, address) as started,
-        interruptible(lambda: f"`{command}` resumes it", console) as interruption,
+        interruptible(lambda: resume_hint(folder), console) as interruption,
         Bars(console) as bars,
     ):
 
@@ -84,7 +83,7 @@ def reproduce(
             parts,
             folder,
             load,
-            command=command,
+            command=command_line(context),
             quick=quick,
             skip_without_data=not benchmark,
             runtime=Runtime(device, precision, stack, engine=started),

@@ -223,7 +223,13 @@ def _finish(run: Run, console: Console) -> None:
 
 
 def resume_hint(folder: Path) -> str:
-    return f"`engram run --resume {shlex.quote(str(folder))}` resumes it"
+    """How to resume what is in a folder; nothing if nothing has started there yet."""
+    from engram.runs.run import REPRODUCTION, SWEEP
+    from engram.runs.start import has_started
+
+    if has_started(folder) or any((folder / name).exists() for name in (REPRODUCTION, SWEEP)):
+        return f"`engram run --resume {shlex.quote(str(folder))}` resumes it"
+    return ""
 
 
 def command_line(context: typer.Context) -> str:
