@@ -28,8 +28,7 @@ from engram.engine.choose import architectures, choose_program, reason_against_m
 from engram.engine.cpu.program import OneByOne
 from engram.engine.cpu.step import ContractDescent, FactoredDescent
 from engram.engine.gpu.program import Mapped
-from engram.engine.gpu.rows import Rows
-from engram.engine.gpu.step import Step, steps_of, take_step
+from engram.engine.gpu.step import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import Portion, bytes_of, bytes_of_data, largest_stack, tensors_per_weight
