@@ -91,8 +91,8 @@ def so_far(results: Results) -> Table | None:
     rows = []
     for label, result in results.items():
         accuracy = metrics.estimate(result.average_accuracy[:, learned - 1])
-        lost = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
-        rows.append((label, with_error(accuracy), str(accuracy.num_trials), lost or "none"))
+        tasks = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
+        rows.append((label, with_error(accuracy), str(accuracy.num_trials), tasks or "none"))
     num_tasks = max(result.config.num_tasks for result in results.values())
     title = f"{title_of(config.benchmark)} after {learned} of {num_tasks} tasks, which all have learned so far"
     return Table(title, (label_heading(results), "accuracy %", "trials", "diverged in"), rows)

@@ -1,4 +1,4 @@
-"""The paper's claims, and what our numbers say to each: reproduced, not reproduced, contradicted, or not tested."""
+"""The paper's claims, and our verdict on each: reproduced, not reproduced, contradicted, or not tested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
 LITTLE = 0.01  # a point of accuracy: within it, a value needs no tuning
-THIRD = 3  # the task after which η is said to decay
+THIRD = 3  # the task after which η decays, according to the paper
 
 
 def claims(runs: Runs) -> list[Verdict]:
@@ -86,9 +86,11 @@ def _improves_on(runs: Runs, benchmark: str) -> Verdict | None:
     if pair is None:
         return None
     if pair.accuracy.num_trials < FEWEST_PAIRS:
-        lost = len(run.results[method].diverged)
+        diverged = len(run.results[method].diverged)
         tried = len(run.results[method].accuracy)
-        evidence = f"{lost} of {tried} trials of {method} diverged" if lost else "too few trials learned all tasks"
+        evidence = (
+            f"{diverged} of {tried} trials of {method} diverged" if diverged else "too few trials learned all tasks"
+        )
         return Verdict(claim, "not tested", evidence, certainty([]))
     evidence = f"{points(pair.accuracy)} points"
     return Verdict(claim, judge(pair.accuracy, gain), evidence, certainty([pair.accuracy]))

@@ -1,4 +1,4 @@
-"""Why the numbers are what they are: everything as in the paper's table, but for one thing at a time."""
+"""Why the numbers are as they are: everything as in the paper's table, except for one change at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engram.config.settings import Config
 
 STUDY_TRIALS = 5
 BASE = "as in the table"
-CONTROL = "baseline with a constant trace of 2"  # as large as the steady one, but of nothing
+CONTROL = "baseline with a constant trace of 2"  # as large as the steady trace, but without information
 PLASTIC = tuple(method for method in PAPER_METHODS if method.startswith("dhp"))
 BASELINES = tuple(method for method in PAPER_METHODS if method not in PLASTIC)
 WITH_PENALTY = tuple(method for method in PAPER_METHODS if method not in ("finetune", "dhp"))
@@ -20,11 +20,11 @@ WITH_FISHER = ("online-ewc", "dhp+online-ewc")
 
 @dataclass(frozen=True)
 class Change:
-    """One thing, and the methods that it can matter to."""
+    """Settings that are changed, and the methods to which they can matter."""
 
     settings: dict[str, Any]
     methods: tuple[str, ...] = PAPER_METHODS
-    beside: str = BASE  # the change with which the methods that it is not for are to be compared
+    beside: str = BASE  # the change that the other methods have, with which these are compared
 
 
 CHANGES: dict[str, Change] = {
@@ -63,10 +63,10 @@ CHANGES: dict[str, Change] = {
     "a quarter of the epochs": Change({"epochs": 0.25}),
     "twice the epochs": Change({"epochs": 2}),
 }
-# Only where tasks have classes of their own is there something to mask.
+# Only where each task has its own classes is there something to mask.
 SPLIT_CHANGES = {"masks in evaluation only": Change({"mask_training": False})}
-# Where classes come back in every task, protection can show what it cannot where each task has its own. At full
-# length that would take twenty times as long as Split MNIST: a shorter stream has to do, and what may matter there.
+# Where classes return in every task, protection may matter more. At full length that would take twenty times as long
+# as Split MNIST, so the stream is shorter, and only the changes that may matter there are run.
 PERMUTED = {"num_tasks": 5, "max_samples": 6000, "epochs": 1, "batch_size": 10, "trials": 3}
 PERMUTED_CHANGES = (
     BASE,
@@ -89,13 +89,18 @@ PERMUTED_CHANGES = (
 
 
 def changes_of(benchmark: str) -> dict[str, Change]:
+    """The changes that are tried on a benchmark, by name."""
     if benchmark == "split-mnist":
         return CHANGES | SPLIT_CHANGES
     return {name: CHANGES[name] for name in PERMUTED_CHANGES}
 
 
 def study_configs(benchmark: str) -> dict[str, Config]:
-    """By label "CHANGE: METHOD"."""
+    """The study's configs, by label "CHANGE: METHOD".
+
+    Example:
+        study_configs("split-mnist")["η fixed: dhp"].learn_eta
+    """
     configs = {}
     for name, change in changes_of(benchmark).items():
         for method in change.methods:

@@ -138,8 +138,8 @@ def diverged_table(runs: Runs) -> Table:
     for (benchmark, part), run in runs.items():
         for method, result in run.results.items() if part in ("table", "variant") else ():
             if result.diverged:
-                lost = Counter(divergence.task + 1 for divergence in result.diverged)
-                where = ", ".join(f"{lost[task]} in task {task}" for task in sorted(lost))
+                by_task = Counter(divergence.task + 1 for divergence in result.diverged)
+                where = ", ".join(f"{by_task[task]} in task {task}" for task in sorted(by_task))
                 form = f"{method}, steady trace" if part == "variant" else method
                 rows.append(
                     (f"{title_of(benchmark)}: {form}", f"{len(result.diverged)} of {len(result.accuracy)}", where)

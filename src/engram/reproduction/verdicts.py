@@ -112,9 +112,9 @@ def _signed(value: float) -> str:
 
 def positions(found: Sequence[Estimate]) -> str:
     """Where intervals lie: "the interval lies above zero in 2, around it in 2, below it in 8; 4 were not tested"."""
-    places = [where(difference) for difference in found]
-    above, around, below = (places.count(f"{word} zero") for word in ("above", "around", "below"))
-    untested = places.count("–")
+    found_at = [where(difference) for difference in found]
+    above, around, below = (found_at.count(f"{word} zero") for word in ("above", "around", "below"))
+    untested = found_at.count("–")
     text = f"the interval lies above zero in {above}, around it in {around}, below it in {below}"
     return text + (f"; {untested} were not tested" if untested else "")
 

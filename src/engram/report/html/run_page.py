@@ -82,10 +82,10 @@ def runs_page(title: str, runs: Mapping[str, Run]) -> str:
     return render("Engram, report of several runs", title, lead, opening, sections)
 
 
-def table_blocks(tables: Sequence[Table], said: Sequence[str] = ()) -> list[Html]:
-    """Tables as blocks of a page. Notes that the page has `said` already are not repeated."""
+def table_blocks(tables: Sequence[Table], already: Sequence[str] = ()) -> list[Html]:
+    """Tables as blocks of a page. Notes that the page shows `already` are not repeated."""
     return [
-        table(dataclasses.replace(made, notes=tuple(note for note in made.notes if note not in said)))
+        table(dataclasses.replace(made, notes=tuple(note for note in made.notes if note not in already)))
         for made in tables
     ]
 
