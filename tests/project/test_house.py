@@ -1,4 +1,4 @@
-"""The shape of the package: twelve rooms, imports in one direction, and no PyTorch where results are only read."""
+"""The shape of the package: twelve rooms, imports in one direction, few and small modules."""
 
 from __future__ import annotations
 
@@ -59,13 +59,15 @@ def test_the_package_holds_its_rooms_and_nothing_else() -> None:
     assert entries == {"__init__.py", "__main__.py", "py.typed", *set().union(*ORDER)}
 
 
-@pytest.mark.xfail(reason="the rooms are being moved into")
-def test_modules_are_few_and_fit_in_a_sitting() -> None:
-    found = modules()
-    assert len(found) <= MOST_MODULES
-    for name, path in found.items():
+def test_modules_fit_in_a_sitting() -> None:
+    for name, path in modules().items():
         if not name.startswith("engine.gpu.kernels."):
             assert len(path.read_text().splitlines()) <= MOST_LINES, name
+
+
+@pytest.mark.xfail(reason="there are still more")
+def test_modules_are_few() -> None:
+    assert len(modules()) <= MOST_MODULES
 
 
 def test_every_module_has_a_docstring() -> None:
