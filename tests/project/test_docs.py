@@ -156,6 +156,8 @@ def test_tests_that_a_page_names_exist() -> None:
         assert named <= defined, f"{name_of(page)} names {sorted(named - defined)}"
         for path in re.findall(r"`((?:src|tests|tools|benchmarks|examples)/[\w./-]+\.\w+)`", text):
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
+        for link in re.findall(r"\]\((?!https?:|#|data:)([^)#\s]+)", text):
+            assert (page.parent / link).exists(), f"{name_of(page)} links to {link}"
 
 
 # --- examples
