@@ -101,3 +101,21 @@ def test_modules_with_other_settings_are_refused_in_short(saved: Path, tmp_path:
     path = tmp_path / "model.safetensors"
     forge(saved, path, lambda header: header["modules"].update(modules))
     assert "is of another model" in refusal(engram.load_model, path, *make_model())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"modules": {"head": [[None, None]]}},
+        {"modules": []},
+        {"tied": {"head.weight": [1]}},
+        {"tied": [["head.weight", 0]]},
+        {"penalty": {"kind": 3, "settings": {}}},
+        {"about": None},
+    ],
+    ids=str,
+)
+def test_malformed_header_is_refused(saved: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "model.safetensors"
+    forge(saved, path, lambda header: header.update(change))
+    assert "is not a model of Engram, or is damaged" in refusal(engram.load_model, path, *make_model())

@@ -110,8 +110,8 @@ def test_memory_counts_each_tensor_once() -> None:
     assert held.parameters == weights + 4 * (4000 + 1)  # α and η
     assert held.traces == 4 * 4000
     assert (held.importances, held.anchors, held.pulls) == (weights, weights, 2 * weights)
-    assert held.paths == 3 * weights  # the path, and the weights at its start and before the step
-    assert held.total == held.parameters + held.traces + 7 * weights
+    assert held.paths == 2 * weights  # the path and its start; before the first step the weights before it are the same
+    assert held.total == held.parameters + held.traces + 6 * weights
 
 
 # --- times

@@ -75,9 +75,10 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
     path = Path(path)
     header, tensors = read_tensors(path, KIND, FORMAT)
     try:
-        about, tied, saved = dict(header["about"]), dict(header["tied"]), header["penalty"]
-        kind, settings = (None, {}) if saved is None else (str(saved["kind"]), dict(saved["settings"]))
-        modules = {str(name): dict(own) for name, own in header.get("modules", {}).items()}  # older files have none
+        about, saved = _table(header["about"]), header["penalty"]
+        tied = {name: _word(first) for name, first in _table(header["tied"]).items()}
+        kind, settings = (None, {}) if saved is None else (_word(saved["kind"]), _table(saved["settings"]))
+        modules = {name: _table(own) for name, own in header.get("modules", {}).items()}  # older files have none
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a model of Engram, or is damaged ({reason(error)})") from error
     if header["format"] == 1:
@@ -96,6 +97,18 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
             except InputError as error:
                 raise InputError(f"{path} does not fit this penalty: {error}") from error
     return about
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{shortened(value)} is not a table")
+    return dict(value)
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shortened(value)} is not a name")
+    return value
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
