@@ -192,3 +192,12 @@ def test_huge_cell_is_a_problem(valid: Path, tmp_path: Path) -> None:
     with (path / "dynamics.csv").open("a") as file:
         file.write("si,0,0,0,0," + "1" * 200_000 + ",1,1,1\n")
     assert "field" in read_run(path).problems["si"]
+
+
+def test_truncated_row_is_a_problem(valid: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(valid, tmp_path / "run")
+    with (path / "dynamics.csv").open("a") as file:
+        file.write("si")
+    run = read_run(path)
+    assert_one_sentence(run.problems["si"])
+    assert not run.results["si"].dynamics

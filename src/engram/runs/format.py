@@ -226,7 +226,7 @@ def _with_dynamics(results: dict[str, Result], path: Path) -> tuple[dict[str, Re
         for line in lines:
             if line and line[0] in rows:
                 rows[line[0]].append(_record(line[1:]))
-    except (csv.Error, ValueError) as error:
+    except (csv.Error, ValueError, IndexError) as error:
         return results, dict.fromkeys(results, f"cannot read {path}: {reason(error)}")
     return {label: replace(result, dynamics=rows[label]) for label, result in results.items()}, {}
 
