@@ -131,6 +131,7 @@ def test_help_names_its_methods_and_imports_neither_it_nor_torch(plugin: Path) -
     assert "imported set()" in text
 
 
+@pytest.mark.slow
 def test_run_trains_its_methods(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())["results"]
     accuracy = {entry["label"]: entry["accuracy"] for entry in results}
@@ -142,6 +143,7 @@ def test_run_trains_its_methods(run: Path) -> None:
     assert description["configs"]["scaled+si"]["strength"] == 0.1, "the benchmark's"
 
 
+@pytest.mark.slow
 def test_table_figures_report_and_list_show_its_methods(plugin: Path, run: Path) -> None:
     table = engram(plugin, "table", run)
     assert all(method in table for method in METHODS)
@@ -154,6 +156,7 @@ def test_table_figures_report_and_list_show_its_methods(plugin: Path, run: Path)
     assert "uniform" in engram(plugin, "runs", "list", plugin)
 
 
+@pytest.mark.slow
 def test_sweep_tries_the_settings_that_its_method_uses(plugin: Path) -> None:
     out = plugin / "sweep"
     base = ["split-mnist", "--methods", "scaled+uniform", *SMALL, "--dataset", "mnist-small", "--device", "cpu"]
@@ -166,6 +169,7 @@ def test_sweep_tries_the_settings_that_its_method_uses(plugin: Path) -> None:
     assert refused.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_its_benchmark_runs_with_its_preset(plugin: Path) -> None:
     out = plugin / "thirds"
     engram(plugin, "run", "thirds", "--methods", "si,scaled+uniform", "--trials", "1", "--device", "cpu", "--out", out)
@@ -188,6 +192,7 @@ except engram.InputError as error: print(error)
 """
 
 
+@pytest.mark.slow
 def test_its_baseline_is_chosen_by_baseline_head(plugin: Path) -> None:
     assert "there is no method 'doubled+si'" in python(plugin, "-c", BASELINE)
     refused = "import engram; engram.preset('split-mnist', 'doubled+si')"
@@ -240,5 +245,6 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_stack_computes_what_each_of_its_models_computes_alone(plugin: Path) -> None:
     assert python(plugin, "-c", f"METHODS = {METHODS}\n{STACK}") == "equal\n"

@@ -182,7 +182,6 @@ def test_what_a_terminal_would_obey_is_written_as_an_escape(tmp_path: Path) -> N
         {"versions": 3},
         {"environment": [1]},
         {"runtime": "x"},
-        {"seconds": "long"},
         {"finished": 7},
         {"versions": {"a": None}},
     ],
