@@ -105,9 +105,7 @@ def test_tensorboard_reads_what_the_results_say(tmp_path: Path, max_stack: int |
     assert_told(tmp_path / "run" / "tensorboard", read_run(tmp_path / "run").results)
 
 
-@pytest.mark.parametrize(
-    "max_stack", [None, pytest.param(1, marks=pytest.mark.slow)], ids=["one stack", "four stacks"]
-)
+@pytest.mark.parametrize("max_stack", [None, pytest.param(1, marks=pytest.mark.slow)], ids=["one stack", "four stacks"])
 def test_a_run_that_was_stopped_tells_nothing_twice(
     tmp_path: Path, max_stack: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
