@@ -61,7 +61,7 @@ def test_a_sweep_has_a_table_for_each_method_with_the_best_first(tmp_path: Path)
     assert si.rows == [
         ("strength 1", "75.50 ± 0.29", "3", "+0.00", "[+0.00, +0.00]", "best"),
         ("strength 10", "70.50 ± 0.29", "3", "-5.00", "[-5.00, -5.00]", ""),
-        ("strength 0.1", "65.00 ± –", "1", "-10.00", "[–, –]", "given up"),
+        ("strength 0.1", "65.00 ± –", "1", "-10.00", "[–, –]", "dropped"),
     ]
 
 
@@ -74,7 +74,7 @@ def test_every_point_is_in_the_csv(tmp_path: Path) -> None:
     tried = [each for own in tried_in(read_run(write_sweep(tmp_path))).values() for each in own]
     rows = list(csv.DictReader(points_csv(tried).splitlines()))
     assert [(row["method"], row["strength"], row["trials"], row["state"]) for row in rows][:3] == [
-        ("si", "0.1", "1", "given up"),
+        ("si", "0.1", "1", "dropped"),
         ("si", "1", "3", "best"),
         ("si", "10", "3", "finished"),
     ]

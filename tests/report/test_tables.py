@@ -55,7 +55,7 @@ def test_a_summary_is_worked_out_by_hand() -> None:
     ]
     assert table.notes == (
         ABOUT,
-        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).",
+        "Changed from the preset (in parentheses): dataset mnist-small (mnist); num_tasks 2 (5).",
     )
 
 
@@ -70,7 +70,7 @@ def test_markdown_is_exact() -> None:
         "\n"
         f"{ABOUT}\n"
         "\n"
-        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).\n"
+        "Changed from the preset (in parentheses): dataset mnist-small (mnist); num_tasks 2 (5).\n"
     )
 
 
@@ -97,7 +97,7 @@ def test_text_is_exact() -> None:
         "  dhp       85.00   0.00  -0.175    72.50   97.50",
         "",
         ABOUT,
-        "Changed from the preset (in brackets): dataset mnist-small (mnist); num_tasks 2 (5).",
+        "Changed from the preset (in parentheses): dataset mnist-small (mnist); num_tasks 2 (5).",
     ]
 
 
@@ -156,7 +156,7 @@ def test_the_papers_values_are_those_of_the_benchmark_and_method(benchmark: str,
 def test_other_epochs_are_noted_beside_the_papers_values() -> None:
     table = summary(labelled([make_paper_result("finetune", epochs=1)]))
     assert table.columns[-2:] == ("paper %", "paper BWT")
-    assert table.notes[1] == "Changed from the preset (in brackets): epochs 1 (10)."
+    assert table.notes[1] == "Changed from the preset (in parentheses): epochs 1 (10)."
 
 
 @pytest.mark.parametrize("dataset", ["mnist-small", "fashion-mnist", "notmnist"])
@@ -205,7 +205,7 @@ def test_a_single_task_has_no_transfer() -> None:
 def test_settings_that_are_not_the_papers_are_named() -> None:
     result = make_result("finetune", (0.5, 0.9), dataset="mnist", num_tasks=2, epochs=1, hidden=[8])
     assert summary(labelled([result])).notes[1] == (
-        "Changed from the preset (in brackets): num_tasks 2 (5); hidden [8] ([256, 256]); epochs 1 (10)."
+        "Changed from the preset (in parentheses): num_tasks 2 (5); hidden [8] ([256, 256]); epochs 1 (10)."
     )
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: what is tried, what is given up, and that stopping one anywhere changes nothing."""
+"""Sweeps: what is tried, what is dropped, and that stopping one anywhere changes nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_grid_is_every_combination() -> None:
         grid(many)
 
 
-# --- what is given up
+# --- what is dropped
 
 
 def test_the_better_third_goes_on() -> None:
@@ -322,7 +322,7 @@ def test_the_command_prints_the_best_and_leaves_its_settings(
         printed = capsys.readouterr().out
         assert "si on split-mnist (mnist-small), 3 points" in printed
         assert "best" in printed
-        assert "given up" in printed
+        assert "dropped" in printed
         assert f"`engram run {out / 'best-si.toml'}` runs the best on the test samples" in printed
     with (out / "points.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engram.report.layout import Table
     from engram.runs.result import Result
 
-STEPS = 10_000  # of a bar
+STEPS = 10_000  # in which a bar advances
 
 
 def print_line(console: Console, line: str) -> None:

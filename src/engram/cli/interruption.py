@@ -1,4 +1,4 @@
-"""Ctrl-C: the first saves the run and ends it, the second ends it at once."""
+"""Ctrl-C: the first saves the run and ends it, the second ends it immediately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasat
 
 
 class Interruption:
-    """Whether the command was asked to stop, by Ctrl-C or by the SIGTERM with which clusters take a machine back.
+    """Whether the command was asked to stop: by Ctrl-C, or by SIGTERM, which clusters send before taking a node.
 
     Args:
         how_to_resume: returns the words that follow "stopped", or nothing.

@@ -1,7 +1,7 @@
 """The `engram` command: which commands there are, and how errors end.
 
-Command modules import PyTorch, NumPy and whatever else is slow inside their functions, so that every `--help` answers
-at once (tests/cli/test_help.py).
+Command modules import PyTorch, NumPy and other slow modules inside their functions, so that every `--help` answers
+immediately (tests/cli/test_cli_help.py).
 """
 
 from __future__ import annotations

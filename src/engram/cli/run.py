@@ -1,4 +1,4 @@
-"""`engram run`: start a run, or resume whatever a folder holds.
+"""`engram run`: start a run, or resume the run, sweep or reproduction in a folder.
 
 The options that `sweep` and `reproduce` share are declared here.
 """
@@ -233,7 +233,7 @@ def resume_hint(folder: Path) -> str:
 
 
 def command_line(context: typer.Context) -> str:
-    """The command as it was typed, for whoever wants to run it again."""
+    """The command as it was typed, so that it can be run again."""
     return shlex.join(["engram", *context.obj])
 
 

@@ -58,7 +58,7 @@ def sweep(
     points: Annotated[
         int | None, typer.Option(metavar="N", help="Number of points to search.", show_default=str(POINTS))
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials of the points that are not pruned.")] = 10,
+    trials: Annotated[int, typer.Option(help="Trials of the points that are not dropped.")] = 10,
     prune: Annotated[
         bool, typer.Option(help="Drop the worse two thirds of the points after 1/9 and after 1/3 of the trials.")
     ] = True,

@@ -41,7 +41,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a registration stands that may not be imported yet; an entry point's facts are unknown until it is."""
+    """The module of a registration that may not be imported yet; an entry point's facts are unknown until it is."""
 
     module: str
     facts: Mapping[str, Any] | None
@@ -101,7 +101,7 @@ class Registry:
         return self.known_facts(name) if known else self[name].facts
 
     def known_facts(self, name: str) -> Mapping[str, Any]:
-        """The facts, as far as they are known without importing anything: none of an entry point that is not used."""
+        """The facts that are known without importing anything; none for an entry point that has not been used."""
         source = self._sources.get(name)
         there = self._registered.get(name)
         return there.facts if there is not None else (source and source.facts) or {}
@@ -110,13 +110,13 @@ class Registry:
         return name in self._registered or name in self._sources
 
     def __getitem__(self, name: str) -> Registration:
-        """The registration of that name; the file that holds it is imported now, if it was not before."""
+        """The registration of that name; the file that holds it is imported if it has not been yet."""
         if name not in self._registered:
             check_choice(self.kind, name, self.names())
             module = self._sources[name].module
             try:
                 import_module(module)
-            except Exception as error:  # whatever another package raises
+            except Exception as error:  # another package can raise anything
                 raise InputError(f"the {self.kind} {name} cannot be imported from {module}: {reason(error)}") from error
             if name not in self._registered:
                 raise InputError(f"the module {module} does not register the {self.kind} {name}")

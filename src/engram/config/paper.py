@@ -1,4 +1,4 @@
-"""The paper's results, as data, and the parts in which they are reproduced. Its settings are with the benchmarks."""
+"""The paper's results as data, and the parts of a reproduction. The paper's settings are in `data/benchmarks.py`."""
 
 from __future__ import annotations
 

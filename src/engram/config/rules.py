@@ -1,4 +1,4 @@
-"""What a field of `Config` declares beside its type: rules for its value, its stage, and who must agree in it."""
+"""What a field of `Config` declares besides its type: rules for its value, its stage, and who must share its value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-LARGEST = 3.4028234663852886e38  # of 32-bit floats, which networks compute with
+LARGEST = 3.4028234663852886e38  # the largest 32-bit float, which networks compute with
 MAX_TRIALS = 10**6  # tables of results grow with these two
 MAX_TASKS = 10**4
 

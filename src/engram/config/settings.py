@@ -1,7 +1,7 @@
 """The settings of an experiment: one method on one benchmark, over some trials. Each is declared once, in `Config`.
 
-A field's metadata hold the rules for its value, the stage of an experiment that it touches, and how far models that
-train together must agree in it. Everything else that depends on such facts is computed from `SETTINGS`.
+A field's metadata hold the rules for its value, the stage of an experiment that it touches, and which models must share
+its value. Everything else that depends on such facts is computed from `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from engram.config.rules import (
     setting,
 )
 
-MAX_WHOLE = 2**128 - 1  # of whole numbers
+MAX_WHOLE = 2**128 - 1  # the largest whole number that a setting can be
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Config:
 
     dataset: str = setting(default="mnist", stage="stream", agree="run")
     num_tasks: int = setting(at_least(1), at_most(MAX_TASKS), default=10, stage="stream", agree="run")
-    # At most so many samples of each dataset for training and for testing, the first ones; None for all.
+    # Use only the first samples of each dataset, at most this many for training and for testing; None for all.
     max_samples: int | None = setting(at_least(1), default=None, stage="stream", agree="run")
     # Of the removal probabilities; the same in all experiments.
     imbalance_seed: int = setting(at_least(0), default=0, stage="stream", agree="run")
@@ -170,7 +170,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is declared of one field of `Config`."""
+    """What is declared about one field of `Config`."""
 
     name: str
     type: type  # str, bool, int, float, or tuple, of whole numbers
@@ -204,7 +204,7 @@ SETTINGS = {field.name: _declared(field, _HINTS[field.name]) for field in datacl
 
 
 def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
-    """The names of the settings of a stage, or in which models must agree so far.
+    """The names of the settings of a stage, or those that models of a run, stack or section must share.
 
     Example:
         >>> names_of(agree="stack")

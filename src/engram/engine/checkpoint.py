@@ -1,7 +1,7 @@
 """Checkpoints: the state of a stack in one file, from which it resumes as if it had never stopped.
 
 A checkpoint is a safetensors file: the tensors of every learner, and a JSON header with the stack's position. A thread
-writes it to a temporary file beside its final path and renames it there, while training continues. The previous
+writes it to a temporary file next to its final path and renames it there, while training continues. The previous
 checkpoint is kept too, in case the newest is damaged. When a stack is finished, its checkpoint holds the outcomes of
 its trials and no learners.
 """
@@ -30,9 +30,9 @@ from engram.engine.progress import Key, Outcomes
 from engram.engine.stacks import StackPlan, digest
 
 KIND, FORMAT = "checkpoint", 4
-MAX_PIECES = 10**9  # of an epoch
+MAX_PIECES = 10**9  # in an epoch
 RECORD_WIDTH = 9  # the index of its outcome, and what a record holds
-SECONDS_BETWEEN = 180.0  # between checkpoints: a kill loses at most so much work
+SECONDS_BETWEEN = 180.0  # between checkpoints: a kill loses at most this much work
 TASK_END_FACTOR = 6  # at the end of a task, the best position, a checkpoint is due after a sixth of that time
 # What looking into a header of any content can raise.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -128,10 +128,10 @@ class Checkpoints:
 
     def _write(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         try:
-            beside = self.path.with_suffix(f".next{self.path.suffix}")
-            write_tensors(beside, KIND, FORMAT, header, tensors)
+            temporary = self.path.with_suffix(f".next{self.path.suffix}")
+            write_tensors(temporary, KIND, FORMAT, header, tensors)
             keep_previous(self.path, self.before)
-            beside.replace(self.path)
+            temporary.replace(self.path)
         except Exception as error:  # raised by the next `wait`: nobody catches what a thread raises
             self.failed = error
 
@@ -249,7 +249,7 @@ def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 
 def _check_header(header: dict[str, Any], configs: Mapping[str, Config], keys: Sequence[Key]) -> None:
-    """Refuse positions and outcomes that a stack of these trials cannot have; anybody can make a valid checksum."""
+    """Refuse positions and outcomes that a stack of these trials cannot have: a forged file can be valid otherwise."""
     num_tasks = next(iter(configs.values())).num_tasks
     task, epoch, piece, part = header["position"]
     for number, most in (

@@ -43,7 +43,7 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
         return OneByOne(learners, batches), []
     kernels = load_kernels(batches.dtype)
     notes = [] if kernels else ["Triton is missing or cannot be used here: a stack is slower without it"]
-    # As large as the batches to come, so that kernels compiled for this trial are used in the run too.
+    # As large as the training batches, so that kernels compiled for this test are used in the run too.
     first = batches.tasks(0)[0].train[slice(learners[0].config.batch_size)]
     example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
     alike: list[list[Learner]] = []
@@ -83,13 +83,13 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
 
 
 def _architecture(config: Config) -> tuple:
-    """What models must have in common; a matched head has the shapes of a plastic one."""
+    """What models of a group must share; a matched head has the shapes of a plastic one."""
     head = "dhp" if config.head == "matched" else config.head
-    used = () if head in ("dhp", "plain") else HEADS.facts(head).get("settings", {}).values()  # by another package's
+    used = () if head in ("dhp", "plain") else HEADS.facts(head).get("settings", {}).values()  # a custom head's
     names = [name for name in names_of(agree="section") if name != "baseline_head"]
-    # What a matched head has no use for is as by default. eta_range is asked of all: it clamps a whole section.
+    # Settings that a matched head ignores count as their defaults, except eta_range, which clamps a whole section.
     values = [getattr(config, n) if n == "eta_range" or has_effect(n, config) else SETTINGS[n].default for n in names]
-    step = config.penalty_step if config.protect == "in-force" else None  # anchors that move do so at different moments
+    step = config.penalty_step if config.protect == "in-force" else None  # each kind moves anchors at another moment
     return (head, *values, *(getattr(config, name) for name in used), step)
 
 
@@ -194,7 +194,7 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
 
 
 def _near(alone: Tensor, mapped: Tensor, largest: float) -> bool:
-    """Equal but for rounding, by the norm of the difference; `largest` is that of the largest of several gradients.
+    """Equal up to rounding, by the norm of the difference; `largest` is that of the largest of several gradients.
 
     The tolerance is coarse where products are in TF32: rounding then changes the sign of a few activations.
     """

@@ -30,9 +30,9 @@ from engram.engine.progress import Key
 from engram.nn.networks import Network
 from engram.penalties.penalty import check_step
 
-SAME_TASKS = names_of(agree="run")  # configs that agree in these learn the same tasks in the same trials
-SAME_STEPS = names_of(agree="stack")  # configs of one stack agree in these too
-# Numbers in which models that are computed as one may differ: no model's memory depends on them.
+SAME_TASKS = names_of(agree="run")  # configs with the same values of these learn the same tasks in the same trials
+SAME_STEPS = names_of(agree="stack")  # configs of one stack share the values of these too
+# Numbers that may differ within a section; the size of a model does not depend on them.
 NO_SIZE = [name for name in names_of(agree="free") if SETTINGS[name].type is float]
 
 
@@ -71,7 +71,7 @@ class Builder:
         self._learners: dict[Key, Learner] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: not what was built."""
+        """What is sent to another process: everything except what was built."""
         return {name: value for name, value in vars(self).items() if name not in _BUILT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Builder:
 
     @property
     def config(self) -> Config:
-        """Any of the configs: in what concerns the tasks they are all the same."""
+        """Any of the configs: their settings of the tasks are all the same."""
         return next(iter(self.configs.values()))
 
     @property
@@ -157,7 +157,7 @@ class Builder:
         return limit
 
     def release(self) -> None:
-        """Free what the streams take of the device's memory."""
+        """Free the device's memory that the streams take."""
         self._streams_there = {}
 
 
@@ -237,6 +237,6 @@ def digest(configs: Mapping[str, Config]) -> str:
 
 @contextmanager
 def computing(precision: str) -> Iterator[torch.dtype]:
-    """Compute in this precision, with gradients, whatever the caller's settings are."""
+    """Compute in this precision, with gradients, independent of the caller's settings."""
     with precision_of(precision) as dtype, torch.inference_mode(False), torch.enable_grad():
         yield dtype

@@ -1,6 +1,6 @@
 """The DHP Softmax: an output layer whose slow weights carry a fast Hebbian trace (Eq. 2, Eq. 3, Algorithm 1).
 
-`algorithm_1` is the paper, read plainly. The layer computes the same, faster, by what is in `engram.nn.trace`.
+`algorithm_1` follows the paper literally. The layer computes the same, faster, with the functions of `engram.nn.trace`.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class DHPSoftmax(nn.Module):
         return trace.as_matrix(alpha, hebb) * self.read(hebb)
 
     def weight_slopes(self) -> dict[str, Tensor]:
-        """The derivative of the weight in force by each parameter of its shape: 1 for θ, Hebb for α."""
+        """The derivative of the weight in force with respect to each parameter of its shape: 1 for θ, Hebb for α."""
         slopes = {"weight": torch.ones_like(self.weight)}
         if self.alpha.shape == self.weight.shape:
             slopes["alpha"] = self.read(self.hebb)

@@ -181,8 +181,9 @@ def take_from_first_rank(tensors: Iterable[Tensor], ranks: Ranks) -> None:
 class SumOverRanks(torch.autograd.Function):
     """Sums (C, m) and counts (C, 1), each over all ranks, in one message of C (m + 1) numbers.
 
-    Every rank's loss depends on the sums of every rank. So the derivative of all losses by a rank's own part is the sum
-    of the derivatives that the ranks computed for the whole: one message of C m numbers in the backward pass.
+    Every rank's loss depends on the sums of every rank. So the derivative of all losses with respect to a rank's own
+    part is the sum of the derivatives that the ranks computed for the whole: one message of C m numbers in the
+    backward pass.
     """
 
     @staticmethod

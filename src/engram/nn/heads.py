@@ -81,7 +81,7 @@ class PlainSoftmax(nn.Linear):
         grow_rows(self, out_features)
 
     def weight_slopes(self) -> dict[str, Tensor]:
-        """The derivative of the weight in force by each parameter of its shape: 1 for θ.
+        """The derivative of the weight in force with respect to each parameter of its shape: 1 for θ.
 
         Example:
             >>> PlainSoftmax(4, 3).weight_slopes()["weight"].unique()
@@ -157,7 +157,7 @@ class MatchedSoftmax(nn.Module):
         grow_rows(self, out_features)
 
     def weight_slopes(self) -> dict[str, Tensor]:
-        """The derivative of the weight in force by each parameter of its shape: 1 for θ, c for θ′.
+        """The derivative of the weight in force with respect to each parameter of its shape: 1 for θ, c for θ′.
 
         Example:
             >>> MatchedSoftmax(4, 3, trace=2.0).weight_slopes()["extra"].unique()

@@ -1,6 +1,6 @@
-"""The fast trace, fast: for whole batches at once, with explicit derivatives, compiled, and over several ranks.
+"""The fast version of the trace: for whole batches, with explicit derivatives, compiled, and over several ranks.
 
-`engram.nn.dhp.algorithm_1` is the plain reading of what is computed here, and the tests compare the two in float64.
+`engram.nn.dhp.algorithm_1` is the plain version of what is computed here, and the tests compare the two in float64.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def scale_trace(hebb: Tensor, size: float) -> Tensor:
 def class_shares(target: Tensor, num_classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Each sample's share in the mean of its class: 1/s if the batch has s samples of that class, 0 for other classes.
 
-    So h̃ = shareᵀ h is the mean activation of every class at once (Algorithm 1, lines 3 to 6). Returns the shares
+    So h̃ = shareᵀ h is the mean activation of every class (Algorithm 1, lines 3 to 6). Returns the shares
     (…, B, C), and which classes are present (…, C, 1) as ones and zeros.
 
     Args:
@@ -149,7 +149,7 @@ class PlasticSoftmax(torch.autograd.Function):
 
     Eq. 3:  Hebb′ = Hebb + η (h̃ − Hebb), for the classes of the batch        Eq. 2:  z = (θ + α Hebb′) h
 
-    With D = (∂L/∂z)ᵀ h, the derivative by the weight in force:
+    With D = (∂L/∂z)ᵀ h, the derivative with respect to the weight in force:
 
         ∂L/∂θ = D      ∂L/∂α = D Hebb′      ∂L/∂Hebb′ = D α =: F      ∂L/∂η = Σ F (h̃ − Hebb)
         ∂L/∂h = (∂L/∂z) (θ + α Hebb′) + η share F

@@ -35,11 +35,14 @@ class Quadratic(Penalty):
 
     Eq. 4:  L̃(θ, α, η) = L(θ, α, η) + λ Σ_k Ω_k (θ_k − θ*_k)²
 
-    A subclass defines `importance`, a function of what it is given and of nothing else: a stack of models then computes
-    it for all of them at once. The arguments are those of `Penalty`.
+    A subclass defines `importance`, which depends on nothing but its arguments, so that a stack can compute it for all
+    of its models together. Importances of successive tasks add up (γ = 1); set `gamma = 0` to keep only those of the
+    last task. The arguments are those of `Penalty`.
 
     Example:
         >>> class Uniform(Quadratic):
+        ...     gamma = 0  # so that the importance stays 1 after any number of tasks
+        ...
         ...     @classmethod
         ...     def importance(cls, model, parameters, state, settings, batches, classes=None):
         ...         return {name: torch.ones_like(theta) for name, theta in parameters.items()}
@@ -48,7 +51,7 @@ class Quadratic(Penalty):
     _custom_verbs = ()  # an engine takes the steps of the quadratic form itself
     keeps_every_term: ClassVar[bool] = False  # a term for every task, or one for all
     path_group: ClassVar[str | None] = None  # the group of the state in which an engine sums the path of each weight
-    gamma: float = 1.0  # how much of the older tasks' importance remains, where one term is for all
+    gamma: float = 1.0  # γ of  Ω ← γ Ω + Ω_task,  for penalties with one term for all tasks
 
     def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False, protect: str = "slow"):
         super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
@@ -83,7 +86,7 @@ class Quadratic(Penalty):
 
         θ ← (θ + 2 lr λ Σ Ω θ*) / (1 + 2 lr λ Σ Ω)
 
-        Weights that carry a trace come last: they compensate for the trace as it is then, also where α is protected.
+        Weights that carry a trace come last: they compensate for the trace after α has moved, if α is protected too.
 
         Args:
             learning_rate: a number, or the optimizer: each weight then has the current rate of its parameter group,
@@ -99,7 +102,7 @@ class Quadratic(Penalty):
             pull = self.pull(learning_rate)
         if pull is not None:
             for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
-                if theta.requires_grad:  # else it was frozen since
+                if theta.requires_grad:  # otherwise it has been frozen since
                     pull_weight(theta, pull.gain[name], moved_shift(pull, name, self.fast))
 
     def consolidate(self, batches: Iterable[Any] = (), classes: Sequence[int] | None = None) -> None:

@@ -17,7 +17,7 @@ from engram.penalties.quadratic import Quadratic
 from engram.penalties.step import add_to_path
 from engram.penalties.terms import State, gradient
 
-LARGEST_SHARE = 100  # a loss that holds the penalty so many times was scaled, for mixed precision
+LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
 
 @PENALTIES.register("si", settings={"xi": "xi"})
@@ -94,7 +94,7 @@ class SI(Quadratic):
 
     def remember(self, importance: dict[str, Tensor]) -> None:
         super().remember(importance)
-        self.state = {**self.state, **self.initial_state(self.parameters)}  # of the next task
+        self.state = {**self.state, **self.initial_state(self.parameters)}  # for the next task
         self.started = False
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

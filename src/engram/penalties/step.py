@@ -1,7 +1,7 @@
 """One step of a weight: the optimizer's part, the penalty's pull, and the path that the weight takes.
 
-Written once: the penalties' own `proximal_step` and `after_step` use it, and so do the engine's steps on a CPU, and on
-a GPU where there are no Triton kernels.
+This is written once: the penalties' own `proximal_step` and `after_step` use it, and so do the engine's steps on a
+CPU, and on a GPU without Triton kernels.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class WeightStep:
 
         θ ← gain (θ − lr g) + shift, the proximal step        θ ← gain θ + shift − lr g, the gradient's step
 
-    and, where it is asked for,  path ← path − g Δθ.
+    and, if a path is given,  path ← path − g Δθ.
 
     Args:
         theta: θ.
@@ -135,10 +135,10 @@ class WeightStep:
             add_to_path(path, gradient, torch.sub(theta, before, out=before))
 
     def take_product(self, delta: Tensor, entered: Tensor) -> None:
-        """Take the step of a linear layer's weight, g = δᵀ x, without making g unless the path needs it.
+        """Take the step of a linear layer's weight, g = δᵀ x, without computing g unless the path needs it.
 
         Args:
-            delta: δ (B, out), the gradient by what came out of the layer.
+            delta: δ (B, out), the gradient with respect to the layer's output.
             entered: x (B, in), what entered the layer.
         """
         if self.path is not None:
@@ -170,5 +170,5 @@ def learning_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> di
     """
     rates = {id(theta): float(group["lr"]) for group in optimizer.param_groups for theta in group["params"]}
     if not any(id(theta) in rates for theta in parameters.values()):
-        raise InputError("the optimizer holds none of the weights that the penalty protects: it is of another model")
+        raise InputError("the optimizer has none of the weights that the penalty protects: it belongs to another model")
     return {name: rates.get(id(theta), 0.0) for name, theta in parameters.items()}

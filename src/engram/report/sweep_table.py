@@ -15,7 +15,7 @@ from engram.runs.run import Run
 from engram.runs.sweep.points import described, written
 from engram.runs.sweep.tried import Tried
 
-MOST_ROWS = 20  # of the table; points.csv has all
+MOST_ROWS = 20  # rows in the table; points.csv has all points
 
 
 def is_sweep(run: Run) -> bool:
@@ -50,7 +50,7 @@ def ranking(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
-    """The points of one method, the best first, and how far behind it the others are.
+    """The points of one method, the best first, and how far the others are behind it.
 
     Args:
         tried: the points, at least one.
@@ -64,12 +64,13 @@ def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
     rows = []
     for each in [best, *others][:MOST_ROWS]:
         accuracy = metrics.estimate(each.scores)
-        state = "best" if each is best else "" if each.finished else "given up" if finished else "so far"
-        less = difference_cells(metrics.paired_difference(each.scores, best.scores), 100, 2)
-        rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), *less, state))
+        state = "best" if each is best else "" if each.finished else "dropped" if finished else "so far"
+        difference = difference_cells(metrics.paired_difference(each.scores, best.scores), 100, 2)
+        rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), *difference, state))
     where = "on held-out training samples" if config.examine == "validation" else "on the test samples"
     notes = [f"Accuracy: mean over all tasks after the last, {where}; ± one standard error over trials."]
-    notes.append("Less the best: in points, over the trials that both had. A point that was given up had the first.")
+    behind = "the difference in points over the trials that both points ran"
+    notes.append(f"Minus best: {behind}; dropped points ran only the first trials.")
     if len(tried) > MOST_ROWS:
         notes.append(f"{len(tried) - MOST_ROWS} more points are in points.csv.")
     diverged = sum(each.num_diverged for each in tried)
@@ -77,7 +78,7 @@ def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
         counts = "counts" if diverged == 1 else "count"
         notes.append(f"{count(diverged, 'trial')} diverged, and {counts} as an accuracy of 0.")
     title = f"{config.method} on {config.benchmark} ({config.dataset}), {count(len(tried), 'point')}"
-    return Table(title, ("settings", "accuracy %", "trials", "less the best", "95% interval", ""), rows, tuple(notes))
+    return Table(title, ("settings", "accuracy %", "trials", "minus best", "95% interval", ""), rows, tuple(notes))
 
 
 def sweep_tables(run: Run) -> list[Table]:
@@ -104,7 +105,7 @@ def run_tables(run: Run) -> list[Table]:
 
 
 def best_results(run: Run) -> dict[str, Result]:
-    """The Results of the best point of each method so far; of a run that is no sweep, all."""
+    """The Results of the best point of each method so far; of a run that is not a sweep, all of them."""
     if not is_sweep(run):
         return run.results
     return {label: run.results[label] for label in (ranking(own)[0].label for own in tried_in(run).values())}
@@ -120,7 +121,7 @@ def points_csv(tried: Sequence[Tried]) -> str:
     writer.writerow(["method", *names, "accuracy", "sem", "trials", "diverged", "state"])
     for each in tried:
         accuracy = metrics.estimate(each.scores)
-        state = "best" if id(each) in best else "finished" if each.finished else "given up"
+        state = "best" if id(each) in best else "finished" if each.finished else "dropped"
         cells = [written(each.point[name]) for name in names]
         sem = "" if accuracy.num_trials < 2 else repr(accuracy.sem)
         measured = [repr(accuracy.mean), sem, len(each.scores), each.num_diverged]
@@ -134,6 +135,6 @@ def to_run(best: Tried, usual: Config) -> Config:
 
 
 def on_what(chosen: Config, config: Config) -> str:
-    """How fair a test it is of settings that were chosen so."""
+    """On which samples and seeds the best settings will be tested, compared with those they were chosen on."""
     samples = "on the test samples" if chosen.examine != "test" else "on the test samples, on which it was chosen"
     return f"{samples}, with {'other' if chosen.seed != config.seed else 'the same'} seeds"

@@ -13,7 +13,7 @@ from engram.runs import metrics
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
-Results = Mapping[str, Result]  # by label: of a plain run, the method
+Results = Mapping[str, Result]  # by label; in a plain run the label is the method
 ABOUT = (
     "ACC: mean accuracy over all tasks, after the last. BWT: below zero is forgetting. "
     "first, last: accuracy on the first and on the last task, after the last."
@@ -27,7 +27,7 @@ COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("first %", lambda result: number(100 * metrics.estimate(result.first_task[:, -1]).mean, 2)),
     ("last %", lambda result: number(100 * metrics.estimate(result.latest_task[:, -1]).mean, 2)),
 )
-# These follow where the data are the paper's.
+# These columns follow if the data are the paper's.
 PAPER_COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("paper %", lambda result: _paper_cell(result, 0)),
     ("paper BWT", lambda result: _paper_cell(result, 1)),
@@ -35,7 +35,7 @@ PAPER_COLUMNS: tuple[tuple[str, Callable[[Result], str]], ...] = (
 
 
 def summary(results: Results) -> Table:
-    """One row a label, after all tasks; the paper's values beside ours where the data are the paper's.
+    """One row per label, after all tasks, with the paper's values next to ours if the data are the paper's.
 
     Args:
         results: the Results of one run, by label.
@@ -76,7 +76,9 @@ def gains(results: Results) -> Table | None:
 
 
 def so_far(results: Results) -> Table | None:
-    """The accuracy after as many tasks as every label has learned; None if all have learned all tasks, or none any.
+    """The accuracy after as many tasks as every label has learned.
+
+    None if all labels have learned all tasks, or one of them has learned none.
 
     Args:
         results: the Results of one run, by label.
@@ -154,7 +156,7 @@ def with_error(accuracy: Estimate) -> str:
 
 
 def final_accuracy(result: Result) -> str:
-    """After the last task, over the trials that reached it; where some diverged, with how many those are."""
+    """After the last task, over the trials that reached it; if some diverged, with the number that did not."""
     accuracy = final(result)
     if not result.diverged:
         return with_error(accuracy)
@@ -178,7 +180,7 @@ def head_of(found: Sequence[Pair]) -> str:
 
 
 def how_paired(found: Sequence[Pair]) -> str:
-    """The note below differences; it only speaks of the same initial weights where all pairs had them."""
+    """The note below differences; it mentions the initial weights only if they are the same in all pairs."""
     if all(pair.same_start for pair in found):
         return "Trials are paired by number: the same initial weights, tasks and order of samples."
     return "Trials are paired by number: the same tasks and order of samples."
@@ -194,7 +196,7 @@ def _paper_cell(result: Result, index: int) -> str:
 
 
 def _changes(results: Results) -> list[str]:
-    """Each setting that is not the preset's, with its values here (and in the preset), once each."""
+    """Each setting that is not the preset's, with each of its values here and, in parentheses, in the preset."""
     changed: dict[str, dict[str, Any]] = {}
     for result in results.values():
         for name, (here, usual) in changes_from_preset(result.config).items():
@@ -202,7 +204,7 @@ def _changes(results: Results) -> list[str]:
     if not changed:
         return []
     settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
-    return [f"Changed from the preset (in brackets): {'; '.join(settings)}."]
+    return [f"Changed from the preset (in parentheses): {'; '.join(settings)}."]
 
 
 def _other_files(results: Results) -> list[str]:

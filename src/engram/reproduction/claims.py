@@ -57,7 +57,7 @@ def claims(runs: Runs) -> list[Verdict]:
 
 
 def _in_all_cases(claim: str, found: Sequence[Estimate]) -> Verdict:
-    """A claim that the difference is above zero everywhere: one case below is enough against it."""
+    """A claim that the difference is above zero in every case; a single case below zero contradicts it."""
     verdicts = [judge(difference, 1) for difference in found]
     words = ("contradicted", "not reproduced", "reproduced", "not tested")
     return Verdict(
@@ -97,7 +97,7 @@ def _improves_on(runs: Runs, benchmark: str) -> Verdict | None:
 
 
 def _eta(runs: Runs) -> list[Verdict]:
-    """The sensitivity to η's initial value: paired by trial, as everything."""
+    """The sensitivity to η's initial value, paired by trial like all comparisons."""
     widest, lowest = [], []
     for benchmark in PAPER_BENCHMARKS:
         run = runs.get((benchmark, "sensitivity"))
@@ -117,13 +117,13 @@ def _eta(runs: Runs) -> list[Verdict]:
         Verdict(
             "η's initial value needs little tuning",
             "reproduced" if small else "not reproduced",
-            "the largest change by another value than the paper's: " + each(widest),
+            "the largest change from a value other than the paper's: " + each(widest),
             certainty([difference for _, difference in widest]),
         ),
         Verdict(
             "Low initial values of η are best",
             common_verdict([judge(difference, 1) for _, difference in lowest]),
-            "the lowest less the highest of the values: " + each(lowest),
+            "the lowest minus the highest of the values: " + each(lowest),
             certainty([difference for _, difference in lowest]),
         ),
     ]
@@ -139,7 +139,7 @@ def _dynamics(runs: Runs) -> list[Verdict]:
         return []
     peak, ends = max(eta[0]), [values[-1] for values in eta]
     rises = peak > 10 * preset("permuted-mnist", "dhp").eta
-    keeps = ends[THIRD - 1] > peak / 2  # as it must, to decay only after the third
+    keeps = ends[THIRD - 1] > peak / 2  # as the claim requires: it decays only after the third
     larger = sum(after[-1] > before[-1] for before, after in pairwise(hebb))
     grows = sum(values[-1] > values[0] for values in alpha)
     seen = f"means over {len(result.accuracy)} trials, without an interval"

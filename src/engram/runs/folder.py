@@ -30,7 +30,7 @@ from engram.runs.result import Result, versions
 
 LOG = "log.txt"
 SECONDS_TO_RETRY = 1.0  # after results could not be written
-FRACTION_OF_TIME = 0.1  # of a run that may be spent on writing results: those of a thousand tasks are large
+FRACTION_OF_TIME = 0.1  # the part of a run's time that writing results may take: those of a thousand tasks are large
 SECONDS_BETWEEN_TIMES = 10.0  # in which a kill loses what it adds to `seconds`
 
 
@@ -240,5 +240,5 @@ def changes_since(then: Any, here: Mapping[str, Any]) -> str | None:
 
 
 def now() -> str:
-    """The time of day, for people. Durations are never computed from it, since clocks are set."""
+    """The time of day, for people to read. No duration is computed from it, since a clock may be changed."""
     return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -24,13 +24,15 @@ from engram.common.files import parse_json, read_json, read_text, write_atomical
 from engram.config.settings import Config, as_setting, from_dict
 from engram.runs.result import DYNAMICS, MEAN, Divergence, Result
 
-FORMAT = 2  # of every file of a run, a sweep and a reproduction; raise it when older readers would misread them
+# The format of every file of a run, a sweep and a reproduction. Raise it when older readers would misread them, and
+# convert the published results/: older formats are not read.
+FORMAT = 2
 RUN, RESULTS, DYNAMICS_FILE = "run.json", "results.json", "dynamics.csv"
 MAX_RESULTS_BYTES = 128 * 2**20
 MAX_CSV_BYTES, MAX_CSV_ROWS = 128 * 2**20, 2_000_000
 NUMBER_BYTES, ROW_BYTES = 25, 130  # the most that an accuracy in JSON, and a row of dynamics without its label, takes
 WHOLE = ("trial", "task", "epoch", "step")
-SETTINGS = ("common", "configs")  # of run.json; everything else in it is `Run.about`
+SETTINGS = ("common", "configs")  # in run.json; everything else in it is `Run.about`
 
 # What looking into JSON of unknown content can raise.
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -56,7 +58,7 @@ def check_size(configs: Mapping[str, Config], records_per_epoch: int) -> None:
 
 
 def check_written_size(results: Mapping[str, Result]) -> None:
-    """The same for results that there are already."""
+    """The same check for results that exist already."""
     accuracies = sum(result.accuracy.size + result.untrained.size for result in results.values())
     rows = sum(len(result.dynamics) for result in results.values())
     _check_size(accuracies, rows, max(len(label.encode()) for label in results))
@@ -147,7 +149,7 @@ def _entry(label: str, result: Result) -> dict[str, Any]:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
+    """JSON has no NaN, so null stands for it."""
     if isinstance(value, list):
         return [_without_nan(entry) for entry in value]
     return None if value != value else value

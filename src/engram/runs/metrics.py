@@ -23,12 +23,12 @@ def average_accuracy(matrix: ArrayLike) -> Array:
 
 
 def first_task(matrix: ArrayLike) -> Array:
-    """After each task, the accuracy on the first one:  R[n, 0]. Memory. Shape (..., T)."""
+    """After each task, the accuracy on the first one:  R[n, 0]. It measures memory. Shape (..., T)."""
     return _square(matrix)[..., :, 0]
 
 
 def latest_task(matrix: ArrayLike) -> Array:
-    """After each task, the accuracy on that very task:  R[n, n]. Flexibility. Shape (..., T)."""
+    """After each task, the accuracy on the task just learned:  R[n, n]. It measures flexibility. Shape (..., T)."""
     return np.diagonal(_square(matrix), axis1=-2, axis2=-1).copy()
 
 
@@ -41,7 +41,7 @@ def backward_transfer(matrix: ArrayLike) -> Array:
 
 
 def forgetting(matrix: ArrayLike) -> Array:
-    """Mean over earlier tasks of the best accuracy there ever was, less the final one (Chaudhry et al. 2018)."""
+    """Mean over earlier tasks of the best accuracy so far minus the final one (Chaudhry et al. 2018)."""
     r = _square(matrix)
     num_tasks = r.shape[-1]
     if num_tasks == 1:
@@ -51,7 +51,7 @@ def forgetting(matrix: ArrayLike) -> Array:
 
 
 def forward_transfer(matrix: ArrayLike, untrained: ArrayLike) -> Array:
-    """Mean over later tasks of the accuracy just before learning them, less that of the untrained network.
+    """Mean over later tasks of the accuracy just before learning them, minus that of the untrained network.
 
     FWT = 1/(T−1) Σ_{i>1} (R[i−1, i] − b[i])   (Lopez-Paz and Ranzato 2017)
     """
@@ -83,7 +83,7 @@ def estimate(values: ArrayLike) -> Estimate:
 
 
 def mean_and_sem(values: ArrayLike) -> tuple[float, float, int]:
-    """Of the finite values, and how many they are."""
+    """The mean and SEM of the finite values, and their number."""
     v = np.asarray(values, dtype=float)
     v = v[np.isfinite(v)]
     n = len(v)
@@ -94,8 +94,8 @@ def mean_and_sem(values: ArrayLike) -> tuple[float, float, int]:
 
 @cache
 def _quantile(degrees_of_freedom: int) -> float:
-    """Student's t, of which 95% lies between minus and plus this."""
-    from scipy.special import stdtrit  # late: it costs more to import than everything else here; scipy.stats four times
+    """The 97.5% quantile of Student's t distribution."""
+    from scipy.special import stdtrit  # late, since it is slow to import; scipy.stats takes four times as long
 
     return float(stdtrit(degrees_of_freedom, 0.975))
 

@@ -81,12 +81,12 @@ class Result:
 
     @property
     def forgetting(self) -> Array:
-        """(trials,): mean over earlier tasks of the best accuracy less the final one."""
+        """(trials,): mean over earlier tasks of the best accuracy minus the final one."""
         return metrics.forgetting(self.accuracy)
 
     @property
     def forward_transfer(self) -> Array:
-        """(trials,): mean over later tasks of the accuracy just before learning them less that of no training."""
+        """(trials,): mean over later tasks of the accuracy just before learning them minus that without training."""
         return metrics.forward_transfer(self.accuracy, self.untrained)
 
     @property

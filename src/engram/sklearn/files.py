@@ -142,7 +142,7 @@ def _params(params: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def _labels(values: list[Any], kind: str) -> Labels:
-    """The labels, checked. Text is as wide as its longest label, whatever the file says."""
+    """The labels, checked. The width of text is that of its longest label, not what the file says."""
     letter = "U" if "U" in _of(str, "labels_type", kind) else np.dtype(kind).kind
     if letter not in LABELS or not values:
         raise ValueError(f"there are no labels of the type {kind!r}")
@@ -193,7 +193,7 @@ def _number(header: dict[str, Any], name: str, least: int = 0) -> int:
 
 
 def _of(types: type | tuple[type, ...], name: str, value: Any) -> Any:
-    """The value, if its type is exactly one of these: a truth value is not a number."""
+    """The value, if its type is exactly one of these: a Boolean is not accepted as a number."""
     if type(value) not in (types if isinstance(types, tuple) else (types,)):
         raise TypeError(f"its {name} cannot be of the type {type(value).__name__}")
     return value

@@ -1,7 +1,7 @@
 """One step of one model: plain SGD on Eq. 4, with the gradients of linear layers left as products.
 
-A linear layer's gradient is a product, g = dᵀ x, of what entered the layer and the loss's gradient by what came out.
-So θ − lr g is one product that is added to θ in place: the gradient itself, as large as the weights, is never made
+A linear layer's gradient is a product, g = dᵀ x, of its input and the loss's gradient with respect to its output.
+So θ − lr g is one product that is added to θ in place: the gradient itself, as large as the weights, is never computed
 unless the penalty follows the path of the weights. The penalty's part of the step is an affine map of each weight.
 """
 
@@ -206,7 +206,7 @@ def factored_layers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[s
     """
     names = [link.name for link in chain_of(model) if link.sole and _is_trained_linear(link.layer)]
     twin = copy.deepcopy(model).train()
-    found = find_product_layers(twin, inputs, targets)  # not those that see more than one row a sample
+    found = find_product_layers(twin, inputs, targets)  # not those that see more than one row per sample
     names = [name for name in names if f"{name}." in found]
     return names if _outputs_stay(twin, names, inputs, targets) else []
 

@@ -1,4 +1,4 @@
-"""Layers that a stack computes in a faster way; all others go through `torch.func.vmap` as they are.
+"""Layers that a stack computes in a faster way; all others go through `torch.func.vmap` unchanged.
 
 Each of these is called once for the whole stack: its tensors then have two axes in front, the trials (T) and the models
 of a trial (M), which share their batch. So the input of the network's first layer is the same for all M, and one wide
@@ -21,7 +21,7 @@ from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.modules import mapped
 
-LARGEST_HEAD = 128  # classes that the kernels of the plastic head hold at once
+LARGEST_HEAD = 128  # classes that the kernels of the plastic head can hold
 
 
 def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None) -> None:
@@ -48,7 +48,7 @@ def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | 
 
 
 def _fuse_linear_layers(chain: Sequence[Link], kernels: ModuleType) -> None:
-    """A linear layer and its LeakyReLU become one: the first does it all, the second passes it on."""
+    """A linear layer and its LeakyReLU become one layer: the first computes both, the second returns its input."""
     for first, second in pairwise(chain):
         linear, activation = first.layer, second.layer
         if not (first.sole and second.sole):
@@ -139,13 +139,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kerne
 class StackedLinear(torch.autograd.Function):
     """LeakyReLU(x θᵀ + b) for every model of a stack: x (T, M, B, in) and θ (T, M, out, in).
 
-    Inside, the samples are the last axis, as products by tensor cores want them.
+    Inside, the samples are the last axis, the layout that tensor cores need.
     """
 
     @staticmethod
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
         trials, models, outputs, inputs = weight.shape
-        # (T, in, B) where all models of a trial get the same, else (N, in, B)
+        # (T, in, B) where all models of a trial get the same input, else (N, in, B)
         turned = _once(entered).mT
         out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
         kernels.activate(out, bias, slope)
@@ -208,7 +208,7 @@ class StackedBlock(torch.autograd.Function):
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType) -> Tensor:
         trials, models, channels = weight.shape[:3]
         kernel = (weight.shape[-2], weight.shape[-1])
-        images = _once(entered).contiguous()  # of T or of N
+        images = _once(entered).contiguous()  # T batches of images, or N
         columns = patches.unfold(images, kernel)
         room = columns.shape[1] - weight[0, 0, 0].numel() - 1
         theta = torch.cat([weight.flatten(3), bias[..., None], bias.new_zeros(*bias.shape, room)], dim=-1)

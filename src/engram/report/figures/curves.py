@@ -79,7 +79,7 @@ def accuracy_curves(results: Results) -> Drawing:
     return Drawing(
         "accuracy",
         "Average accuracy over the tasks so far",
-        f"Mean over trials; the band is one standard error.{dashed} In brackets: after the last task.{theirs_too}",
+        f"Mean over trials; the band is one standard error.{dashed} In parentheses: after the last task.{theirs_too}",
         figure,
         (label_heading(results), "tasks learned", "accuracy %", "SEM", "trials", "paper %"),
         rows,

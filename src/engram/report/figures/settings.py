@@ -1,4 +1,4 @@
-"""Accuracy against settings: η, the strengths of penalties, and whatever a sweep tried."""
+"""Accuracy against settings: η, the strengths of penalties, and any setting that a sweep tried."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sensitivity(results: Results) -> Drawing:
 
 
 def strengths(results: Results) -> Drawing:
-    """Final accuracy against the strength λ, a line a method.
+    """Final accuracy against the strength λ, one line per method.
 
     Args:
         results: Results that differ in `strength`, by label.
@@ -127,7 +127,7 @@ def _usual(result: Result, setting: str) -> float | None:
 def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
     """How far every point is behind the best of its method, against each of its settings.
 
-    Trials differ more than settings do, and not all points had all trials: so differences are taken trial by trial.
+    Trials differ more than settings do, and not all points ran all trials, so differences are taken trial by trial.
 
     Args:
         tried: every point of a sweep, of all methods.
@@ -146,12 +146,12 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
         positions, labels = _positions([each.point[name] for each in tried])
         positions = _side_by_side(positions, [methods.index(each.config.method) for each in tried], bool(labels))
         for each, position in zip(tried, positions, strict=True):
-            less = metrics.paired_difference(each.scores, best[each.config.method].scores)
+            behind = metrics.paired_difference(each.scores, best[each.config.method].scores)
             colour = colour_of_method(each.config.method)
             drawn = axes.errorbar(
                 position,
-                100 * less.mean,
-                yerr=None if less.num_trials < 2 else 100 * less.sem,
+                100 * behind.mean,
+                yerr=None if behind.num_trials < 2 else 100 * behind.sem,
                 fmt="o" if each.config.plastic else "s",
                 ms=4,
                 lw=1,
@@ -164,15 +164,15 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
                 handles.setdefault(each.config.method, drawn)
             if name == names[0]:
                 cells = [str(each.point[n]) for n in names]
-                rows.append((each.config.method, *cells, 100 * less.mean, 100 * less.sem, less.num_trials))
+                rows.append((each.config.method, *cells, 100 * behind.mean, 100 * behind.sem, behind.num_trials))
         if labels:
             axes.set_xticks(range(len(labels)), labels)
         elif min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC:
             axes.set_xscale("log")
         rule(axes, y=0)
-        tidy(axes, name, "accuracy less the best's, points" if axes is panels[0] else "")
+        tidy(axes, name, "accuracy minus best, points" if axes is panels[0] else "")
     config = tried[0].config
-    figure.suptitle(f"{config.benchmark} ({config.dataset}); hollow: given up early", fontsize=MEDIUM)
+    figure.suptitle(f"{config.benchmark} ({config.dataset}); hollow: dropped early", fontsize=MEDIUM)
     legend_below(figure, list(handles.values()))
     numbers = [
         (*(str(cell) for cell in row[: 1 + len(names)]), *(number(float(cell), 2) for cell in row[1 + len(names) : -1]))
@@ -181,12 +181,12 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
     return Drawing(
         "sweep",
         "What was tried",
-        "Average accuracy after the last task, less that of the best in the same trials, with one standard error; "
-        "hollow points were given up early.",
+        "Average accuracy after the last task, minus that of the best in the same trials, with one standard error; "
+        "hollow points were dropped early.",
         figure,
-        ("method", *names, "less the best", "SEM", "trials"),
+        ("method", *names, "minus best", "SEM", "trials"),
         rows,
-        Table("Final average accuracy less the best's, in points", ("method", *names, "less the best", "SEM"), numbers),
+        Table("Final average accuracy minus best, in points", ("method", *names, "minus best", "SEM"), numbers),
     )
 
 

@@ -1,6 +1,6 @@
 """The points of a sweep: what it varies, which points it tries, and which of them get more trials.
 
-Points come from a grid, or are proposed by Optuna. They are given up by successive halving: all points have one trial,
+Points come from a grid, or are proposed by Optuna. They are dropped by successive halving: all points have one trial,
 the better third of them three, and so on. The steps are trials and not tasks: what a network knows after half of its
 tasks says little about what it will have forgotten after all of them, while each trial is a complete measurement.
 """
@@ -24,7 +24,7 @@ FIXED = ("method", *names_of(agree="run"))  # what all points share
 MAX_POINTS = 10_000
 GENERATION = 10  # points that are proposed before any of them has a score
 FACTOR = 3  # the best 1/3 get 3 times as many trials
-FEWEST = 2  # points that are never given up, so that the best has one to compare with
+FEWEST = 2  # points that are never dropped, so that the best has one to compare with
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _pieces(values: str) -> list[str]:
-    """Parts between commas, but for those within brackets."""
+    """The text split at commas, except for commas within brackets."""
     pieces, depth = [""], 0
     for character in values:
         depth += {"[": 1, "]": -1}.get(character, 0)
@@ -158,7 +158,7 @@ def _pieces(values: str) -> list[str]:
 
 
 def rungs(trials: int, prune: bool) -> list[int]:
-    """After how many trials points are given up, up to all: 1, 3 and 10 for ten trials."""
+    """After how many trials points are dropped, up to all: 1, 3 and 10 for ten trials."""
     found = [trials]
     while prune and found[-1] >= FACTOR:
         found.append(found[-1] // FACTOR)

@@ -13,7 +13,7 @@ from engram.runs.metrics import Array
 from engram.runs.result import Result
 from engram.runs.sweep.points import Point, described
 
-DIGITS = 5  # of an accuracy; a hundred times finer than a sample
+DIGITS = 5  # digits of an accuracy; a hundred times finer than a sample
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Tried:
     """A point that was tried."""
 
     point: Point
-    config: Config  # of all its trials
+    config: Config  # for all its trials
     scores: list[float] = field(default_factory=list)  # final average accuracy of each trial; 0 where it diverged
     num_diverged: int = 0
 
@@ -35,7 +35,7 @@ class Tried:
 
     @property
     def finished(self) -> bool:
-        """Whether it had all trials, and was not given up."""
+        """Whether it had all trials, and was not dropped."""
         return len(self.scores) == self.config.trials
 
     def add(self, result: Result) -> None:

@@ -121,7 +121,7 @@ def read_back(
     delta: Tensor, hidden: Tensor, targets: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, in_force: Tensor,
     surprise: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The derivatives by θ, α (N, C, m), η (N,) and h (N, m, B), of `PlasticSoftmax`."""
+    """The derivatives of `PlasticSoftmax` with respect to θ, α (N, C, m), η (N,) and h (N, m, B)."""
     num_models, classes, units = alpha.shape
     batch = hidden.shape[1]
     by_weight, by_alpha = torch.empty_like(alpha), torch.empty_like(alpha)

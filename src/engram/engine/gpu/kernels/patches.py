@@ -82,7 +82,7 @@ def _unpool(
 ):  # fmt: skip
     channel = tl.program_id(1)
     model = tl.program_id(2).to(tl.int64)
-    # Two pixels of a row for each cell, one above the other: so that neighbours in memory are written together.
+    # Two pixels of a row for each cell, one above the other, so that neighbours in memory are written together.
     half = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = half < SAMPLES * PH * 2 * PW
     sample, i, column = half // (PH * 2 * PW), (half % (PH * 2 * PW)) // (2 * PW), half % (2 * PW)
@@ -96,7 +96,7 @@ def _unpool(
 
 
 def num_rows(channels: int, kernel: tuple[int, int]) -> int:
-    """Rows of a matrix of patches: a value each, a one for the bias, and zeros up to what products like."""
+    """The rows of a matrix of patches: one per value, one of ones for the bias, zeros up to a multiple of 4."""
     return triton.cdiv(channels * kernel[0] * kernel[1] + 1, 4) * 4
 
 
@@ -124,7 +124,7 @@ def fold(columns: Tensor, shape: torch.Size, kernel: tuple[int, int]) -> Tensor:
 
 
 def pool(maps: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """LeakyReLU and 2×2 max-pooling of maps (N, out, B, H, W) -> (N, B, out, H/2, W/2), and who won each cell."""
+    """LeakyReLU and 2×2 max-pooling of maps (N, out, B, H, W) -> (N, B, out, H/2, W/2), and the winner of each cell."""
     models, channels, samples, oh, ow = maps.shape
     pooled = maps.new_empty(models, samples, channels, oh // 2, ow // 2)
     winners = torch.empty_like(pooled, dtype=torch.int8)
@@ -134,7 +134,7 @@ def pool(maps: Tensor, slope: float) -> tuple[Tensor, Tensor]:
 
 
 def unpool(delta: Tensor, pooled: Tensor, winners: Tensor, shape: tuple[int, ...], slope: float) -> Tensor:
-    """The gradient by the maps, whose shape is (N, out, B, H, W), from that by the pooled ones."""
+    """The gradient with respect to the maps (N, out, B, H, W), from that with respect to the pooled maps."""
     models, channels, samples, oh, ow = shape
     even = oh % 2 == 0 and ow % 2 == 0
     maps = delta.new_empty(shape) if even else delta.new_zeros(shape)  # pooling never sees an odd last row or column

@@ -121,9 +121,9 @@ def _cross_entropy(
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss of each model (N,) and its slopes by the logits (N, B, C); `others` (C,) take no part.
+    """The mean loss of each model (N,), and its gradient with respect to the logits (N, B, C), without `others` (C,).
 
-    Of targets (T, B), N / T models in a row share a row.
+    Each row of the targets (T, B) is shared by N / T consecutive models.
     """
     num_models, batch, classes = logits.shape
     losses, slopes = logits.new_empty(num_models), torch.empty_like(logits)
@@ -176,7 +176,10 @@ def activate(out: Tensor, bias: Tensor, slope: float) -> None:
 
 
 def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """From the gradient by what came out, (N, B, units) in any layout, those by what went in (N, units, B) and b."""
+    """The gradients with respect to the layer's input (N, units, B) and bias, from that with respect to its output.
+
+    The latter is (N, B, units), in any layout.
+    """
     num_models, units, batch = out.shape
     delta, by_bias = torch.empty_like(out), out.new_empty(num_models, units)
     tile = {"BLOCK_UNIT": 32, "BLOCK_BATCH": min(64, triton.next_power_of_2(batch))}
