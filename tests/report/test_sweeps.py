@@ -90,6 +90,41 @@ def test_a_diverged_trial_counts_as_zero_and_is_noted(tmp_path: Path) -> None:
     assert table.rows[1][:2] == ("strength 10", "47.17 ± 23.58")
 
 
+def test_a_trial_that_is_not_finished_has_no_score_yet(tmp_path: Path) -> None:
+    run = read_run(write_sweep(tmp_path, finished=False))
+    run.results["si: strength 10"].accuracy[2, 1] = np.nan  # its last trial has learned one of two tasks
+    run.results["si: strength 0.1"].accuracy[0, 1] = np.nan  # and this one's only
+    tried = tried_in(run)["si"]
+    table = sweep_table(tried, finished=False)
+    assert table.rows == [
+        ("strength 1", "75.50 ± 0.29", "3", "+0.00", "[+0.00, +0.00]", "best"),
+        ("strength 10", "70.25 ± 0.25", "2", "-5.00", "[-5.00, -5.00]", "so far"),
+        ("strength 0.1", "–", "0", "–", "[–, –]", "so far"),
+    ]
+    assert not any("diverged" in note for note in table.notes)
+    rows = list(csv.DictReader(points_csv(tried).splitlines()))
+    assert [(row["trials"], row["diverged"], row["accuracy"] == "") for row in rows] == [
+        ("0", "0", True),
+        ("3", "0", False),
+        ("2", "0", False),
+    ]
+    assert [(row[0], row[1]) for row in draw_run(run)[0].rows if row[0] == "si"] == [("si", "1.0"), ("si", "10.0")]
+
+
+def test_a_sweep_without_a_finished_trial_has_tables_figures_and_a_page(tmp_path: Path) -> None:
+    write_sweep(tmp_path, finished=False)
+    for name in ("1-1", "1-3"):
+        path = tmp_path / "runs" / name / "results.json"
+        content = json.loads(path.read_text())
+        for entry in content["results"]:
+            entry["accuracy"] = [[[0.9, None], [None, None]] for _ in entry["trials"]]
+        path.write_text(json.dumps(content))
+    run = read_run(tmp_path)
+    assert {row[1:] for table in run_tables(run) for row in table.rows} == {("–", "0", "–", "[–, –]", "so far")}
+    assert "sweep" not in [drawing.name for drawing in draw_run(run)]
+    assert "strength 10" in check_page(write_report(tmp_path).read_text(encoding="utf-8"))
+
+
 def test_long_tables_are_cut_and_say_so(tmp_path: Path) -> None:
     tried = tried_in(read_run(write_sweep(tmp_path)))["si"] * 10
     table = sweep_table(tried)

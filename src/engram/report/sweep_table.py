@@ -46,7 +46,7 @@ def tried_in(run: Run) -> dict[str, list[Tried]]:
 
 def ranking(tried: Sequence[Tried]) -> list[Tried]:
     """Those with the most trials first, and of them the best."""
-    return sorted(tried, key=lambda each: (-len(each.scores), -each.mean))
+    return sorted(tried, key=lambda each: (-len(each.scores), -each.mean if each.scores else 0.0))
 
 
 def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
@@ -64,7 +64,8 @@ def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
     rows = []
     for each in [best, *others][:MOST_ROWS]:
         accuracy = metrics.estimate(each.scores)
-        state = "best" if each is best else "" if each.finished else "dropped" if finished else "so far"
+        leads = each is best and bool(each.scores)
+        state = "best" if leads else "" if each.finished else "dropped" if finished else "so far"
         difference = difference_cells(metrics.paired_difference(each.scores, best.scores), 100, 2)
         rows.append((described(each.point), with_error(accuracy), str(len(each.scores)), *difference, state))
     where = "on held-out training samples" if config.examine == "validation" else "on the test samples"
@@ -124,7 +125,8 @@ def points_csv(tried: Sequence[Tried]) -> str:
         state = "best" if id(each) in best else "finished" if each.finished else "dropped"
         cells = [written(each.point[name]) for name in names]
         sem = "" if accuracy.num_trials < 2 else repr(accuracy.sem)
-        measured = [repr(accuracy.mean), sem, len(each.scores), each.num_diverged]
+        mean = repr(accuracy.mean) if each.scores else ""
+        measured = [mean, sem, len(each.scores), each.num_diverged]
         writer.writerow([each.config.method, *cells, *measured, state])
     return text.getvalue()
 

@@ -83,9 +83,9 @@ def draw_run(run: Run) -> list[Drawing]:
     if not is_sweep(run):
         return draw(run.results)
     tried = tried_in(run)
-    every = [each for own in tried.values() for each in own]
+    every = [each for own in tried.values() for each in own if each.scores]
     best = {method: ranking(own)[0] for method, own in tried.items()}
-    return [draw_sweep(every, best), *draw(best_results(run))]
+    return [*([draw_sweep(every, best)] if every else []), *draw(best_results(run))]
 
 
 def draw_all(results: Mapping[str, Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:

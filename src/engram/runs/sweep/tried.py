@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ class Tried:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.scores))
+        return float(np.mean(self.scores)) if self.scores else math.nan
 
     @property
     def finished(self) -> bool:
@@ -39,10 +40,14 @@ class Tried:
         return len(self.scores) == self.config.trials
 
     def add(self, result: Result) -> None:
-        """Add the scores of more of its trials."""
+        """Add the scores of more of its trials, up to the first unfinished one: scores are paired by position."""
         finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
-        self.scores += [0.0 if np.isnan(value) else float(value) for value in finals]
-        self.num_diverged += int(np.isnan(finals).sum())
+        diverged = {divergence.trial for divergence in result.diverged}
+        for trial, value in zip(result.trials, finals, strict=True):
+            if np.isnan(value) and trial not in diverged:
+                break
+            self.scores.append(0.0 if np.isnan(value) else float(value))
+            self.num_diverged += int(np.isnan(value))
 
 
 def _rounded(accuracy: Array) -> Array:
