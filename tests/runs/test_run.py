@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from builders import assert_results_equal, files_in, labelled, refusal, run_on, small_digits, write_run
-from engram import Config, Divergence, InputError, Progress, Result, preset
+from engram import MAS, Config, Divergence, InputError, Progress, Result, preset
 from engram.common.errors import DivergedError, Stopped
+from engram.common.registry import PENALTIES
 from engram.engine.learner import Outcome
 from engram.engine.runtime import Runtime
 from engram.report.pairs import Pair
@@ -42,6 +43,29 @@ def result_of(config: Config, *trials: int) -> Result:
 
 def digits() -> list[Any]:
     return [small_digits(300, 60)]
+
+
+class LossOnly(MAS):
+    """A penalty of another package: it defines how it pulls, but only by a loss."""
+
+    def loss(self) -> torch.Tensor:
+        return self.strength * sum(theta.abs().sum() for theta in self.parameters.values())
+
+
+@pytest.mark.parametrize("make", [LossOnly, lambda model, **settings: LossOnly(model, **settings)])
+def test_a_penalty_that_cannot_take_the_step_is_refused_before_the_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    monkeypatch.setattr(PENALTIES, "_registered", dict(PENALTIES._registered))
+    PENALTIES.register("loss-only", strength=1.0)(make)
+    config = config_of("loss-only")
+    sentence = refusal(start_run, {"loss-only": config}, digits(), tmp_path / "run", runtime=CPU)
+    assert "LossOnly defines its own `loss` but no `proximal_step`" in sentence
+    assert not (tmp_path / "run").exists()
+    if make is LossOnly:
+        assert "LossOnly defines" in refusal(check_run, {"loss-only": config}, CPU), "before a sweep makes its folder"
+    corrected = {"loss-only": config.replace(penalty_step="gradient")}
+    assert start_run(corrected, digits(), tmp_path / "run", runtime=CPU).finished
 
 
 # --- results know their trials

@@ -170,6 +170,11 @@ def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     return _built(registration, config, model, **more)
 
 
+def is_of_another_package(config: Config) -> bool:
+    """Whether the penalty of a config is registered by another package, or by the program that runs."""
+    return config.penalty is not None and not PENALTIES[config.penalty].make.__module__.startswith("engram.")
+
+
 def _built(registration: Registration, config: Config, *inputs: Any, **more: Any) -> Any:
     """Call what is registered, with the settings that its registration names."""
     settings = registration.facts.get("settings", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from engram.data.streams import Stream, masked_only_in_evaluation, move_streams
 from engram.engine.build import (
     Custom,
     build_model,
+    build_penalty,
     build_streams,
     choose_device,
     dataset_names,
+    is_of_another_package,
     learner_from,
     precision_of,
 )
@@ -97,10 +100,13 @@ class Builder:
         return [label for label in self.configs if label in alike.values()]
 
     def check(self) -> None:
-        """Refuse what cannot be a stream or a model, by building the streams and one model of each kind."""
+        """Refuse what cannot be a stream, a model or a penalty, by building the streams and one model of each kind."""
         self.streams(self.trials)
         for label in self.kinds:
-            self.model(label, self.trials[0])
+            config, model = self.configs[label], self.model(label, self.trials[0])
+            if is_of_another_package(config):  # on a copy: what it does to its model is not known
+                penalty = build_penalty(config, self.trials[0], copy.deepcopy(model))
+                check_step(penalty, config.penalty_step)
 
     def streams(self, trials: Sequence[int]) -> list[Stream]:
         missing = [trial for trial in trials if trial not in self._streams]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engram.common.errors import InputError
+from engram.common.registry import PENALTIES
 from engram.config.settings import Config
 from engram.engine.build import NOTHING_CUSTOM, Custom
 from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
@@ -14,6 +15,8 @@ from engram.engine.in_process import Stack
 from engram.engine.progress import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.runtime import Runtime
 from engram.engine.stacks import Builder, Source, group_by_tasks, plan_stacks
+from engram.penalties import Penalty
+from engram.penalties.penalty import check_step
 
 
 def train(
@@ -137,3 +140,7 @@ def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTO
         raise InputError("features go with network='custom', and only with that: engram.run(config, features=...)")
     if custom.penalty is not None and any(config.penalty is not None for config in configs.values()):
         raise InputError("a custom penalty goes with the methods finetune and dhp, which have none")
+    for config in configs.values():
+        made = None if config.penalty is None else PENALTIES[config.penalty].make
+        if isinstance(made, type) and issubclass(made, Penalty):  # not a function: `Builder.check` calls that
+            check_step(made, config.penalty_step)

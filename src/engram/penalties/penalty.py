@@ -226,21 +226,21 @@ class Penalty(ABC):
                 )
 
 
-def check_step(penalty: Penalty, step: str) -> None:
+def check_step(penalty: Penalty | type[Penalty], step: str) -> None:
     """Refuse a custom loss that the proximal step, made for the quadratic form, would ignore.
 
     Args:
-        penalty: any penalty.
+        penalty: any penalty, or its class.
         step: "proximal" or "gradient".
 
     Example:
         >>> check_step(engram.SI(model, strength=1.0), "proximal")
     """
-    verbs = penalty.custom_verbs
+    kind, verbs = (
+        (penalty, penalty._custom_verbs) if isinstance(penalty, type) else (type(penalty), penalty.custom_verbs)
+    )
     if step == "proximal" and "loss" in verbs and "proximal_step" not in verbs:
-        raise InputError(
-            f"{type(penalty).__name__} defines its own `loss` but no `proximal_step`: set penalty_step to gradient"
-        )
+        raise InputError(f"{kind.__name__} defines its own `loss` but no `proximal_step`: set penalty_step to gradient")
 
 
 def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
