@@ -31,6 +31,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import engram.sklearn.classifier
 from builders import assert_tensors_equal
 from engram import InputError
+from engram.common.registry import PENALTIES, Registration
 from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
 from engram.sklearn.learner import ContinualLearner, Reservoir, make_config
@@ -403,6 +404,20 @@ def test_impossible_samples_are_refused(X, y, options, message: str) -> None:
 def test_impossible_parameters_are_refused(change, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ContinualClassifier(**{**SMALL, **change}).partial_fit(*blobs([0, 1]))
+
+
+def test_the_default_strength_of_another_penalty_is_its_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = {"mine": Registration("mine", PENALTIES["mas"].make, {"strength": 0.01})}
+    monkeypatch.setattr(PENALTIES, "_registered", PENALTIES._registered | registered)
+    for method, chosen, strength in (
+        ("dhp+mine", None, 0.01),
+        ("mine", 2.0, 2.0),
+        ("mas", None, 0.03),
+        ("dhp", None, None),
+    ):
+        params = ContinualClassifier(**{**SMALL, "method": method, "strength": chosen}).get_params()
+        assert make_config(params, 0).strength == strength
+    ContinualClassifier(**{**SMALL, "method": "mine"}).fit(*blobs([0, 1]))
 
 
 def test_what_does_not_fit_what_was_learned_is_refused_and_changes_nothing() -> None:

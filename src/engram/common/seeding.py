@@ -7,8 +7,12 @@ and see the same batches: they can be compared in pairs.
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import torch
+
+# Held by whoever seeds PyTorch's global generator and draws from it, as new weights do: one thread at a time.
+DRAWING = threading.RLock()
 
 
 def derive_seed(seed: int, purpose: str, *position: int) -> int:

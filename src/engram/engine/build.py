@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import nn
 
 from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, Registration
-from engram.common.seeding import derive_seed
+from engram.common.seeding import DRAWING, derive_seed
 from engram.config.settings import Config
 from engram.data import streams
 from engram.data.benchmarks import source_names
@@ -50,8 +49,6 @@ class Custom:
 
 NOTHING_CUSTOM = Custom()
 PRECISIONS = ("tf32", "float32", "float64")
-# Weights come from PyTorch's global generator, for one thread at a time: parts of a reproduction may train at once.
-_DRAWING = threading.RLock()
 MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
 
 
@@ -111,7 +108,7 @@ def build_model(
 ) -> Network:
     """The network of one trial. All methods of a trial start with the same features and slow weights."""
     try:
-        with _DRAWING, torch.random.fork_rng(devices=[]):
+        with DRAWING, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(config.seed, "weights", trial))  # not the GPU's
             features = build_features(config, input_shape) if custom.features is None else custom.features()
             if custom.features is None and config.initialisation == "he":

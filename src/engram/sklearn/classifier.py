@@ -43,7 +43,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         hidden: the widths of the hidden layers; a single number is one layer.
         method: "finetune", "dhp" (the plastic head alone), "si", "ewc", "online-ewc", "mas" (a penalty alone), or both,
             as in "dhp+si". With "ewc" memory grows with the number of tasks.
-        strength: λ, how strongly consolidated weights are protected. The default is 3, and 0.03 for "mas".
+        strength: λ, how strongly consolidated weights are protected. Default: 3, 0.03 for "mas", others as registered.
         steady: use the steady form of the plastic head (`engram.config.presets.STEADY`), not the paper's.
         masked: only classes of the current task are in the softmax during training. Without it, each new task teaches
             the network that the old classes no longer occur.

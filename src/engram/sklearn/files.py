@@ -18,7 +18,7 @@ from engram.config.methods import CUSTOM
 from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model, choose_device
 from engram.sklearn.labels import Labels, as_python
-from engram.sklearn.learner import DRAWING, ContinualLearner
+from engram.sklearn.learner import ContinualLearner
 
 KIND, FORMAT = "classifier", 2  # format 1 called the benchmark and the dataset of the settings "own"
 NAMES = (str, int, float, bool)  # the types of a task's name in a file
@@ -155,7 +155,7 @@ def _labels(values: list[Any], kind: str) -> Labels:
 
 def _check_shapes(config: Config, num_features: int, num_classes: int, tensors: dict[str, Tensor]) -> None:
     """Refuse tensors of other shapes before a model is built, which may be far larger than the file."""
-    with DRAWING, torch.device("meta"):
+    with torch.device("meta"):
         model = build_model(config, 0, (num_features,), num_classes)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.common.errors import NotFiniteError
-from engram.common.seeding import derive_seed, generator
+from engram.common.seeding import DRAWING, derive_seed, generator
 from engram.config.methods import CUSTOM
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
@@ -24,24 +23,24 @@ from engram.sklearn.labels import as_python
 
 LARGEST_GRADIENT = 1.0  # its norm, so that a step stays finite for features of any size, even unscaled ones
 SAMPLES_AT_ONCE = 256  # in evaluation and consolidation
-# New weights are drawn from PyTorch's global generator, seeded for them: by one thread at a time.
-DRAWING = threading.RLock()
 # The default λ of each penalty: of those in benchmarks/classifier_defaults.py, the one with the best mean of the two
-# accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's.
+# accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's. A penalty
+# that is not here has the strength of its registration.
 STRENGTHS = {"si": 3.0, "ewc": 3.0, "online-ewc": 3.0, "mas": 0.03}
 
 
 def make_config(params: Mapping[str, Any], seed: int) -> Config:
     """The parameters of a classifier as settings, which are checked there."""
-    method, strength = str(params["method"]), as_python(params["strength"])
+    method, given = str(params["method"]), as_python(params["strength"])
+    strength = STRENGTHS.get(method.split("+")[-1]) if given is None else given
     return preset(
         CUSTOM,
         method,
         hidden=[as_python(width) for width in np.atleast_1d(np.asarray(params["hidden"], dtype=object))],
-        strength=STRENGTHS.get(method.split("+")[-1]) if strength is None else strength,
         **{name: as_python(params[name]) for name in ("learning_rate", "batch_size", "epochs")},
         seed=seed,
         baseline_head="plain",
+        **({} if strength is None else {"strength": strength}),
         **(STEADY if params["steady"] else {}),
     )
 
@@ -61,9 +60,7 @@ class ContinualLearner:
         self.device = device
         self.masked = masked
         self.memory_size = memory_size
-        with DRAWING:
-            model = build_model(config, 0, (num_features,), num_classes)
-        self.model = model.to(device)
+        self.model = build_model(config, 0, (num_features,), num_classes).to(device)
         vars(self.model.head)["check_values"] = False  # `_step` checks them, with a better message
         self.penalty = build_penalty(config, 0, self.model)
         # A penalty with a path (SI) has all it needs when a task ends; the others need samples of the task.
