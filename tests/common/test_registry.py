@@ -1,7 +1,9 @@
 """Registries list names without importing what they name, and import it when it is used."""
 
+import pkgutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,15 @@ def test_facts_in_the_text_are_those_that_are_registered(registry: Registry) -> 
     for name, source in registry._read_room().items():
         assert source.facts == registry[name].facts
         assert registry[name].make.__module__ == source.module
+
+
+@pytest.mark.parametrize("registry", [HEADS, PENALTIES, BENCHMARKS], ids=lambda registry: registry.kind)
+def test_every_registration_of_the_package_is_found_in_its_text(registry: Registry) -> None:
+    """A decorator that is indented, or names the registry otherwise, would be missed until its file is imported."""
+    for module in pkgutil.iter_modules(import_module(registry.room).__path__, f"{registry.room}."):
+        import_module(module.name)
+    own = {name for name, there in registry._registered.items() if there.make.__module__.startswith("engram.")}
+    assert own == set(registry._read_room())
 
 
 def test_listing_names_imports_no_torch() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from engram.common.errors import InputError
+from engram.common.registry import PENALTIES
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import changes_from_preset, preset
@@ -15,7 +16,7 @@ from engram.data.benchmarks import MIXTURE
 from engram.engine.build import build_model, build_penalty
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax
-from engram.penalties import EWC, MAS, SI, NoPenalty, OnlineEWC
+from engram.penalties import NoPenalty
 
 BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
 SHAPES = {
@@ -123,8 +124,7 @@ def test_every_method_builds_and_computes_on_every_benchmark(benchmark: str, met
     model = build_model(config, 0, SHAPES[benchmark], CLASSES[benchmark])
     penalty = build_penalty(config, 0, model)
     assert type(model.head) is (DHPSoftmax if method.startswith("dhp") else MatchedSoftmax)
-    kinds = {"ewc": EWC, "online-ewc": OnlineEWC, "si": SI, "mas": MAS}
-    assert type(penalty) is kinds.get(method.removeprefix("dhp+"), NoPenalty)
+    assert type(penalty) is (PENALTIES[config.penalty].make if config.penalty else NoPenalty)
     if config.penalty:
         assert penalty.strength == config.strength
     logits = model(torch.rand(4, *SHAPES[benchmark]), torch.tensor([0, 1, 1, 9]))
