@@ -24,7 +24,7 @@ from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source
 from engram.engine.training import train
 from engram.runs.experiment import label_configs
-from engram.runs.format import write_description, write_results
+from engram.runs.format import FORMAT, write_description, write_results
 from engram.runs.result import results_of
 
 # --- data
@@ -98,6 +98,11 @@ def write_run(folder: Path, results: Mapping[str, Result], **about: Any) -> Path
     write_description(folder, configs, {name: value for name, value in described.items() if value is not None})
     write_results(folder, results)
     return folder
+
+
+def current(**content: Any) -> str:
+    """The text of a file of the format that is written now."""
+    return json.dumps({"format": FORMAT, **content})
 
 
 def short_run(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from command import Command, Finished
 
-from builders import files_in
+from builders import current, files_in
 from engram.cli.main import main
 
 
@@ -191,7 +191,7 @@ def reproduction(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -
     (folder / "split-mnist" / "variant" / "run.json").write_text(
         json.dumps(content | {"part": "variant", "quick": True})
     )
-    (folder / "reproduction.json").write_text('{"format": 2, "quick": true, "arguments": ["reproduce", "--quick"]}')
+    (folder / "reproduction.json").write_text(current(quick=True, arguments=["reproduce", "--quick"]))
     return folder
 
 

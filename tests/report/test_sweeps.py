@@ -17,6 +17,7 @@ from engram.config.presets import CHOOSING, preset
 from engram.report.figures import draw_run, write_figures
 from engram.report.html import write_report
 from engram.report.sweep_table import MOST_ROWS, is_sweep, points_csv, run_tables, sweep_table, tried_in
+from engram.runs.format import FORMAT
 from engram.runs.result import Divergence, Result
 from engram.runs.run import read_run
 
@@ -44,7 +45,7 @@ def write_sweep(folder: Path, finished: bool = True) -> Path:
         }
         write_run(folder / "runs" / name, results)
     bases = [preset("split-mnist", method, **BASE).to_dict() for method in ("si", "dhp+si")]
-    content = {"format": 2, "command": "engram sweep", "axes": ["strength=0.1,1,10"], "bases": bases}
+    content = {"format": FORMAT, "command": "engram sweep", "axes": ["strength=0.1,1,10"], "bases": bases}
     if finished:
         content["finished"] = "2026-01-31T12:05:00+00:00"
     (folder / "sweep.json").write_text(json.dumps(content))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pages import EVIL, PARTS, check_page, make_part, make_reproduction, make_result, part_of
 
-from builders import write_run
+from builders import current, write_run
 from engram.common.errors import InputError
 from engram.reproduction.folder import read_reproduction
 from engram.reproduction.page import (
@@ -27,7 +27,7 @@ def write_reproduction(folder: Path) -> Path:
     for part in PARTS:
         run = make_part(part)
         write_run(folder / "split-mnist" / part, run.results, **run.about)
-    (folder / "reproduction.json").write_text('{"format": 2}')
+    (folder / "reproduction.json").write_text(current())
     return folder
 
 
@@ -84,7 +84,7 @@ def test_the_figures_of_a_reproduction_have_a_folder_a_benchmark(tmp_path: Path)
     assert len(places) == len(paths)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', '{"format": 2}', '{"format": 99}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', current(), '{"format": 99}'])
 def test_a_damaged_run_ends_in_one_sentence(tmp_path: Path, content: str) -> None:
     path = write_reproduction(tmp_path) / "split-mnist" / "study"
     (path / "run.json").write_text(content)
@@ -106,7 +106,7 @@ def test_a_damaged_result_is_missing_and_the_others_are_shown(tmp_path: Path) ->
 def test_a_reproduction_of_which_nothing_is_drawn_says_so(tmp_path: Path) -> None:
     run = make_part("study")
     write_run(tmp_path / "split-mnist" / "study", run.results, **run.about)
-    (tmp_path / "reproduction.json").write_text('{"format": 2}')
+    (tmp_path / "reproduction.json").write_text(current())
     with pytest.raises(InputError, match=r"no part of the reproduction in .* has figures"):
         write_figures(tmp_path, tmp_path / "figures")
 
@@ -145,7 +145,7 @@ def test_a_method_that_only_some_benchmarks_have_is_not_a_hole() -> None:
 
 
 def test_a_reproduction_without_results_says_so(tmp_path: Path) -> None:
-    (tmp_path / "reproduction.json").write_text('{"format": 2}')
+    (tmp_path / "reproduction.json").write_text(current())
     with pytest.raises(InputError, match=r"the reproduction in .* has no results yet"):
         write_report(tmp_path)
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from builders import assert_one_sentence, assert_results_equal, files_in, refusal, write_run
+from builders import assert_one_sentence, assert_results_equal, current, files_in, refusal, write_run
 from engram import Divergence, InputError, Result, preset
 from engram.runs import format as formats
 from engram.runs.folder import claim_folder
@@ -94,7 +94,7 @@ def test_results_are_json_with_one_line_for_each_label(tmp_path: Path) -> None:
 
     text = (tmp_path / "results.json").read_text()
     content = json.loads(text, parse_constant=refuse)
-    assert content["format"] == FORMAT == 2
+    assert content["format"] == FORMAT
     assert content["results"][0] == {
         "label": "one",
         "trials": [4, 7],
@@ -292,12 +292,12 @@ def test_damaged_entry_costs_only_its_label(tmp_path: Path, change: dict[str, An
         "null",
         '"x"',
         "[" * 100_000,
-        '{"format": 2}',
-        '{"format": 2, "results": 3}',
-        '{"format": 2, "results": [{}]}',
-        '{"format": 2, "results": [{"label": ["x"]}]}',
+        current(),
+        current(results=3),
+        current(results=[{}]),
+        current(results=[{"label": ["x"]}]),
         '{"format": "two", "results": []}',
-        '{"format": 2, "results": [{"label": "hurt"}, {"label": "hurt"}]}',
+        current(results=[{"label": "hurt"}, {"label": "hurt"}]),
     ],
     ids=lambda content: content[:30],
 )
@@ -341,10 +341,17 @@ def test_damaged_dynamics_are_named_and_the_accuracies_stay(tmp_path: Path, text
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", "{}", '{"format": 2}', '{"format": 2, "common": {}, "configs": {}}',
-     '{"format": 2, "common": {}, "configs": {"si": {"method": "si"}}}',
-     '{"format": 2, "common": 3, "configs": {"si": {}}}', '{"format": 2, "common": {}, "configs": ["si"]}'],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        "{}",
+        current(),
+        current(common={}, configs={}),
+        current(common={}, configs={"si": {"method": "si"}}),
+        current(common=3, configs={"si": {}}),
+        current(common={}, configs=["si"]),
+    ],
+)
 def test_damaged_description_is_refused(tmp_path: Path, content: str) -> None:
     write_run(tmp_path, {"si": make_result("si")})
     (tmp_path / "run.json").write_text(content)

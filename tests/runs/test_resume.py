@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from builders import command_refusal, files_in, small_digits, wait_for
+from builders import command_refusal, current, files_in, small_digits, wait_for
 from engram import InputError, preset
 from engram.cli.main import main
 from engram.config.settings import Config
@@ -248,7 +248,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureF
         ('{"name": "npm"}', "not a file of Engram"),
         ('{"format": 99}', "newer version"),
         ('{"format": 1}', "old format"),
-        ('{"format": 2, "configs": {}}', "run.json"),
+        (current(configs={}), "run.json"),
     ]:
         (folder / "run.json").write_text(content)
         assert words in command_refusal(capsys, "run", "--resume", folder)

@@ -21,6 +21,7 @@ from engram.engine.learner import Outcome
 from engram.engine.runtime import Runtime
 from engram.report.pairs import Pair
 from engram.runs import folder as folders
+from engram.runs.format import FORMAT
 from engram.runs.progress import ProgressLines
 from engram.runs.result import results_of
 from engram.runs.run import find_runs, join_results, open_runs, read_run, saved_arguments
@@ -144,7 +145,7 @@ def write_sweep(folder: Path, **about: Any) -> Path:
     first = {label: result_of(config.replace(trials=1), 0) for label, config in (("low", low), ("high", high))}
     write_run(folder / "runs" / "1-1", first, seconds=10)
     write_run(folder / "runs" / "1-3", {"high": result_of(high.replace(first_trial=1, trials=2), 1, 2)}, seconds=5)
-    content = {"format": 2, "command": "engram sweep split-mnist", "arguments": ["sweep", "split-mnist"], **about}
+    content = {"format": FORMAT, "command": "engram sweep split-mnist", "arguments": ["sweep", "split-mnist"], **about}
     (folder / "sweep.json").write_text(json.dumps(content))
     return folder
 

@@ -18,12 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builders import labelled, write_run
+from builders import current, labelled, write_run
 from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
 from engram.config.settings import SETTINGS
 from engram.runs import export as exporting
 from engram.runs.export import columns, export, in_csv
+from engram.runs.format import FORMAT
 from engram.runs.store import Row, list_runs, parse_condition, parse_conditions, select
 
 DATA = [{"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}]
@@ -65,11 +66,11 @@ def runs(tmp_path: Path) -> Path:
     make_run(folder / "lost", diverged)
     result_of(config_of("finetune", seed=4), 0.3).save(folder / "single")
     make_run(folder / "paper" / "split-mnist" / "table", result_of(config_of("dhp", seed=9)), part="table")
-    (folder / "paper" / "reproduction.json").write_text('{"format": 2}')
+    (folder / "paper" / "reproduction.json").write_text(current())
     for first, number in ((0, 1), (1, 2)):
         some = result_of(config_of("mas", first_trial=first, trials=number, seed=6))
         write_run(folder / "swept" / "runs" / f"1-{first + number}", {"mas: xi 1": some})
-    (folder / "swept" / "sweep.json").write_text('{"format": 2, "finished": "2026-02-03T05:05:06+00:00"}')
+    (folder / "swept" / "sweep.json").write_text(current(finished="2026-02-03T05:05:06+00:00"))
     (folder / "empty").mkdir()
     (folder / "begun").mkdir()
     (folder / "begun" / "run.json").touch()
@@ -166,8 +167,8 @@ DAMAGE: dict[str, Callable[[str], str]] = {
     "a number": lambda text: "3",
     "deep": lambda text: "[" * 100_000,
     "binary": lambda text: "\x00\x01",
-    "surrogates": lambda text: '{"format": 2, "configs": {"\\ud800": {}}, "common": {}, "started": "\\ud800"}',
-    "a newer format": lambda text: text.replace('"format": 2', '"format": 99'),
+    "surrogates": lambda text: current(configs={"\ud800": {}}, common={}, started="\ud800"),
+    "a newer format": lambda text: text.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'),
 }
 
 
@@ -419,7 +420,25 @@ def test_a_list_in_letters(engram: Callable[..., Any]) -> None:
     assert " ".join(lines[1]) == "run label benchmark dataset tasks trials state epochs ACC % ± SEM BWT started"
     assert lines[3][:8] == ["one", "dhp+si", "split-mnist", "mnist-small", "3", "2", "finished", "10"]
     assert ["going", "si", "split-mnist", "mnist-small", "3", "2/4", "unfinished"] in [line[:7] for line in lines]
-    assert len({line.index("  split-mnist") for line in out.splitlines()[3:]}) == 1, "columns are aligned"
+    assert len({line.index("  split-mnist") for line in out.splitlines()[3:9]}) == 1, "columns are aligned"
+
+
+@pytest.mark.parametrize(
+    ("written", "words"), [(FORMAT - 1, f"has the old format {FORMAT - 1}"), (FORMAT + 1, "a newer version of Engram")]
+)
+def test_a_list_says_why_runs_cannot_be_read(written: int, words: str, runs: Path, engram: Callable[..., Any]) -> None:
+    for name, file in (("one", "results.json"), ("deep/er/two", "run.json")):
+        path = runs / name / file
+        path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {written}'))
+    code, out, err = engram("list", "--state", "damaged")
+    assert (code, err) == (0, "")
+    title, _, _, *rows, broken, two, one = out.splitlines()
+    assert (title, len(rows)) == ("4 labels of 3 runs in runs", 4)
+    assert broken.startswith(f"broken: its entry in {Path('runs/broken/results.json')} is damaged")
+    assert two.startswith(f"deep/er/two: {Path('runs/deep/er/two/run.json')} ")
+    assert one.startswith(f"one: {Path('runs/one/results.json')} "), "once for both of its labels"
+    assert words in two
+    assert words in one
 
 
 def test_a_list_for_programs(engram: Callable[..., Any], runs: Path) -> None:

@@ -257,7 +257,13 @@ def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], folder: Pa
     ]
     columns = ("run", "label", "benchmark", "dataset", "tasks", "trials", "state", *settings)
     title = f"{count(len(rows), 'label')} of {count(len({row['run'] for row in rows}), 'run')} in {folder}"
-    return Table(title, (*columns, "ACC %", "± SEM", "BWT", "started"), shown)
+    return Table(title, (*columns, "ACC %", "± SEM", "BWT", "started"), shown, _why_damaged(rows))
+
+
+def _why_damaged(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """A sentence for each run that is damaged, or of another format; labels that share it have it once."""
+    damaged = [row for row in rows if row["state"] == "damaged"]
+    return tuple(dict.fromkeys(printable(f"{row['run']}: {row['problem']}") for row in damaged))
 
 
 def _trials(row: dict[str, Any]) -> str:
