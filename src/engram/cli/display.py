@@ -126,12 +126,11 @@ class Bars:
 
 
 def print_tables(results: Mapping[str, Result], console: Console) -> None:
-    """Print the table of a run, and the differences that DHP makes in it."""
-    from engram.report.tables import gains, summary
+    """Print all tables of a run."""
+    from engram.report.tables import tables_of
 
-    for made in (summary(results), gains(results)):
-        if made is not None:
-            print_table(made, console)
+    for made in tables_of(results):
+        print_table(made, console)
 
 
 def print_table(table: Table, console: Console) -> None:

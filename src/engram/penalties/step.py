@@ -143,17 +143,15 @@ class WeightStep:
         """
         if self.path is not None:
             self.take(torch.mm(delta.t(), entered, out=SCRATCH.like(self.theta, "gradient")))
-            return
-        if self.pull_before is not None:
-            pull_weight(self.theta, *self.pull_before)
-        self.theta.addmm_(delta.t(), entered, alpha=-self.rate)
-        if self.pull_after is not None:
-            pull_weight(self.theta, *self.pull_after)
+        else:
+            self._move(delta.t(), entered)
 
-    def _move(self, gradient: Tensor) -> None:
+    def _move(self, *gradient: Tensor) -> None:
+        """The step itself; a gradient of two matrices is their product."""
         if self.pull_before is not None:
             pull_weight(self.theta, *self.pull_before)
-        self.theta.add_(gradient, alpha=-self.rate)
+        descend = self.theta.add_ if len(gradient) == 1 else self.theta.addmm_
+        descend(*gradient, alpha=-self.rate)
         if self.pull_after is not None:
             pull_weight(self.theta, *self.pull_after)
 
