@@ -68,7 +68,7 @@ def test_figures_are_drawn_into_the_given_folder(copy: Path, tmp_path: Path, eng
 def test_report_is_written_into_the_run_folder_or_the_given_file(copy: Path, tmp_path: Path, engram: Command) -> None:
     outcome = engram("report", copy)
     assert (outcome.code, outcome.err, outcome.out) == (0, "", f"{copy / 'report.html'}\n")
-    elsewhere = tmp_path / "new" / "page.html"
+    elsewhere = tmp_path / "page.html"
     assert engram("report", copy, "--out", elsewhere).out == f"{elsewhere}\n"
     assert elsewhere.read_bytes() == (copy / "report.html").read_bytes()
 
@@ -79,13 +79,70 @@ def test_report_into_an_impossible_path_is_refused(copy: Path, tmp_path: Path, e
     assert str(file) in engram.refusal("report", copy, "--out", file / "page.html")
     assert "folder" in engram.refusal("report", copy, "--out", tmp_path)
     assert file.read_text() == "mine"
+    nowhere = tmp_path / "nowhere"
+    assert f"there is no folder {nowhere}" in engram.refusal("report", copy, "--out", nowhere / "page.html")
+    assert not nowhere.exists()
 
 
 def test_figures_into_a_file_are_refused(copy: Path, tmp_path: Path, engram: Command) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    assert str(file) in engram.refusal("figures", copy, "--out", file)
+    assert f"cannot draw into {file}: it is not a folder" in engram.refusal("figures", copy, "--out", file)
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["run.json", "sweep.json", "reproduction.json"])
+def test_figures_into_a_folder_that_holds_results_are_refused(
+    copy: Path, tmp_path: Path, engram: Command, name: str
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / name).write_text("{}")
+    assert "which holds results" in engram.refusal("figures", copy, "--out", other, "--format", "csv")
+    assert [path.name for path in other.iterdir()] == [name]
+
+
+def test_figures_never_overwrite_the_dynamics_of_their_run(copy: Path, engram: Command) -> None:
+    before = files_in(copy.parent)
+    assert "which holds results" in engram.refusal("figures", copy, "--out", copy, "--format", "csv")
+    shutil.copytree(copy, copy.parent / "second")
+    assert "which holds results" in engram.refusal("figures", copy.parent, "--out", copy.parent, "--format", "csv")
+    assert {name: files_in(copy.parent)[name] for name in before} == before
+
+
+def test_csv_table_of_several_runs_has_one_header(copy: Path, diverged: Finished, engram: Command) -> None:
+    shutil.copytree(diverged[0], copy.parent / "diverged")
+    text = engram("table", copy.parent, "--format", "csv").out
+    rows = list(csv.DictReader(text.splitlines()))
+    assert text.count("ACC %") == 1
+    expected = [("copy", "finetune"), ("copy", "dhp+si"), ("diverged", "finetune"), ("diverged", "dhp")]
+    assert [(row["run"], row["method"]) for row in rows] == expected
+
+
+@pytest.mark.parametrize("command", ["table", "figures", "report"])
+def test_one_unreadable_run_does_not_hide_the_others(copy: Path, tmp_path: Path, engram: Command, command: str) -> None:
+    bad = Path(shutil.copytree(copy, tmp_path / "bad"))
+    damage(bad, "run.json of format 1")
+    outcome = engram(command, tmp_path)
+    assert outcome.code == 0
+    assert outcome.err.startswith("engram: bad is left out: ")
+    assert outcome.err.count("\n") == 1
+    if command == "report":
+        assert "bad cannot be shown: " in (tmp_path / "report.html").read_text(encoding="utf-8")
+    shutil.rmtree(copy)
+    assert str(bad) in engram.refusal(command, tmp_path)
+
+
+def test_unreadable_part_of_a_reproduction_does_not_hide_the_others(
+    reproduction: Path, tmp_path: Path, engram: Command
+) -> None:
+    folder = Path(shutil.copytree(reproduction, tmp_path / "reproduction"))
+    damage(folder / "split-mnist" / "variant", "run.json of format 1")
+    for command in ("table", "figures", "report"):
+        outcome = engram(command, folder)
+        assert outcome.code == 0
+        assert outcome.err.startswith("engram: split-mnist/variant is left out: ")
+    assert "split-mnist, variant: " in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def damage(folder: Path, how: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engram.common.errors import InputError, check_choice
+from engram.common.errors import InputError, check_choice, printable
 
 if TYPE_CHECKING:
     from engram.report.layout import Table
@@ -30,11 +32,12 @@ def table(
     check_choice("format", format, ("text", "markdown", "csv"))
     from engram.report.tables import summary
 
-    runs = _open(folder)
+    unreadable: dict[str, str] = {}
+    runs = _open(folder, unreadable)
+    _warn(unreadable)
     if format == "csv":
-        for name, run in runs.items():
-            made = summary(run.results)
-            print((_with_run(made, name) if len(runs) > 1 else made).to_csv(), end="")
+        found = {name: summary(run.results) for name, run in runs.items()}
+        print((_joined(found) if len(found) + len(unreadable) > 1 else next(iter(found.values()))).to_csv(), end="")
         return
     tables = _tables(folder, runs)
     if format == "markdown":
@@ -65,10 +68,12 @@ def figures(
     from engram.reproduction.page import write_figures
 
     formats = parse_formats(format)
+    unreadable: dict[str, str] = {}
     try:
-        paths = write_figures(folder, out or folder / "figures", formats)
+        paths = write_figures(folder, out or folder / "figures", formats, unreadable)
     except OSError as reason:
         raise InputError(f"cannot draw into {out or folder / 'figures'}: {reason.strerror or reason}") from reason
+    _warn(unreadable)
     for path in paths:
         print(path)
 
@@ -85,14 +90,23 @@ def report(
     """
     from engram.reproduction.page import write_report
 
-    print(write_report(folder, out))
+    unreadable: dict[str, str] = {}
+    path = write_report(folder, out, unreadable)
+    _warn(unreadable)
+    print(path)
 
 
-def _open(folder: Path) -> dict[str, Run]:
+def _warn(unreadable: dict[str, str]) -> None:
+    """Name the runs that are left out."""
+    for name, reason in unreadable.items():
+        print(printable(f"engram: {name} is left out: {reason}"), file=sys.stderr)
+
+
+def _open(folder: Path, unreadable: dict[str, str]) -> dict[str, Run]:
     """The runs of a folder that have results; there is at least one."""
     from engram.runs.run import open_runs
 
-    runs = open_runs(folder, dynamics=False)
+    runs = open_runs(folder, dynamics=False, unreadable=unreadable)
     found = {name: run for name, run in runs.items() if run.results}
     if not found:
         problems = [problem for run in runs.values() for problem in run.problems.values()]
@@ -113,9 +127,17 @@ def _tables(folder: Path, runs: dict[str, Run]) -> list[Table]:
     return tables
 
 
-def _with_run(table: Table, name: str) -> Table:
-    """A table with the name of its run in a first column."""
-    return replace(table, columns=("run", *table.columns), rows=[(name, *row) for row in table.rows])
+def _joined(tables: Mapping[str, Table]) -> Table:
+    """Tables as one, with the name of the run in a first column; a table may lack some of the columns."""
+    first = next(iter(tables.values()))
+    label = first.columns[0] if len({made.columns[0] for made in tables.values()}) == 1 else "settings"
+    columns = dict.fromkeys(column for made in tables.values() for column in made.columns[1:])
+    rows = []
+    for name, made in tables.items():
+        for row in made.rows:
+            cells = dict(zip(made.columns[1:], row[1:], strict=True))
+            rows.append((name, row[0], *(cells.get(column, "") for column in columns)))
+    return replace(first, columns=("run", label, *columns), rows=rows)
 
 
 def _notes(run: Run) -> list[str]:

@@ -43,11 +43,12 @@ def holds_reproduction(folder: str | Path) -> bool:
     return (Path(folder) / REPRODUCTION).exists()
 
 
-def read_reproduction(folder: str | Path) -> Reproduction:
+def read_reproduction(folder: str | Path, unreadable: dict[str, str] | None = None) -> Reproduction:
     """Read all runs of a reproduction, and say what is missing from a complete one.
 
     Args:
         folder: what `engram reproduce` wrote, finished or not.
+        unreadable: as in `open_runs`; what is in it is missing too.
 
     Example:
         read_reproduction("results").runs["split-mnist", "table"].results["dhp+si"]
@@ -59,20 +60,26 @@ def read_reproduction(folder: str | Path) -> Reproduction:
         raise InputError(f"{folder} does not hold a reproduction: it has no {REPRODUCTION}")
     runs: dict[tuple[str, str], Run] = {}
     missing = []
+    unreadable = {} if unreadable is None else unreadable
     for benchmark in PAPER_BENCHMARKS:
         for part, title in PARTS.items():
             path = part_folder(folder, benchmark, part)
             if not has_started(path):
                 missing += [] if (benchmark, part) in NOT_RUN else [f"{benchmark}: {title} was not run"]
                 continue
-            run = read_run(path)
+            try:
+                run = read_run(path)
+            except InputError as error:
+                unreadable[f"{benchmark}/{part}"] = str(error)
+                missing.append(f"{benchmark}, {part}: {error}")
+                continue
             if (run.benchmark, run.about.get("part")) != (benchmark, part):
                 raise InputError(f"{path} is in the wrong folder: it is {run.about.get('part')} of {run.benchmark}")
             missing += missing_from_part(run)
             if run.results:
                 runs[benchmark, part] = run
     if not runs:
-        raise InputError(f"the reproduction in {folder} has no results yet")
+        raise InputError(next(iter(unreadable.values()), f"the reproduction in {folder} has no results yet"))
     return Reproduction(folder, runs, missing)
 
 

@@ -11,7 +11,7 @@ from engram.config.methods import all_methods
 from engram.config.presets import title_of
 from engram.report import figures as drawing
 from engram.report.figures import FORMATS, Drawing, save_drawings
-from engram.report.figures.drawing import percent
+from engram.report.figures.drawing import check_no_run, percent
 from engram.report.html import make_page as make_run_page
 from engram.report.html import write_page
 from engram.report.html.page import (
@@ -46,42 +46,49 @@ from engram.runs.result import Result
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
 
 
-def write_report(path: str | Path, out: str | Path | None = None) -> Path:
+def write_report(path: str | Path, out: str | Path | None = None, unreadable: dict[str, str] | None = None) -> Path:
     """Write one self-contained page of whatever a folder holds: a reproduction, a run, a sweep, a folder of runs.
 
     Args:
         path: the folder.
         out: where the page goes; by default `report.html` in the folder.
+        unreadable: as in `open_runs`.
 
     Returns the path of the page.
 
     Example:
         write_report("results")
     """
-    return write_page(make_page(path), out if out is not None else Path(path) / "report.html")
+    return write_page(make_page(path, unreadable), out if out is not None else Path(path) / "report.html")
 
 
-def make_page(path: str | Path) -> str:
-    """The page of whatever a folder holds, as text."""
-    return reproduction_page(read_reproduction(path)) if holds_reproduction(path) else make_run_page(path)
+def make_page(path: str | Path, unreadable: dict[str, str] | None = None) -> str:
+    """The page of whatever a folder holds, as text; `unreadable` is as in `open_runs`."""
+    if holds_reproduction(path):
+        return reproduction_page(read_reproduction(path, unreadable))
+    return make_run_page(path, unreadable)
 
 
-def write_figures(path: str | Path, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def write_figures(
+    path: str | Path, out: str | Path, formats: Sequence[str] = FORMATS, unreadable: dict[str, str] | None = None
+) -> list[Path]:
     """Draw all figures of whatever a folder holds; those of a reproduction go into a folder for each benchmark.
 
     Args:
         path: the folder of a reproduction, a run, a sweep, or of several runs.
         out: where the figures go.
         formats: some of "png", "pdf" and "csv".
+        unreadable: as in `open_runs`.
 
     Returns the paths of the files.
 
     Example:
         write_figures("results", "figures", ["png"])
     """
+    check_no_run(Path(out))
     if not holds_reproduction(path):
-        return drawing.write_figures(path, out, formats)
-    found = draw_reproduction(read_reproduction(path).runs)
+        return drawing.write_figures(path, out, formats, unreadable)
+    found = draw_reproduction(read_reproduction(path, unreadable).runs)
     if not any(found.values()):
         raise InputError(f"no part of the reproduction in {path} has figures: `engram report {path}` has its tables")
     return [file for name, some in found.items() for file in save_drawings(some, Path(out) / name, formats)]

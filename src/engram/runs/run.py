@@ -96,7 +96,7 @@ def _read_one(path: Path, dynamics: bool) -> Run:
     results, problems = read_results(path, configs, about["data"], dynamics)
     if about.get("finished"):
         lacking = [label for label in configs if label not in results and label not in problems]
-        problems |= dict.fromkeys(lacking, f"it has no entry in {path / RESULTS}, though its run is finished")
+        problems |= {label: f"{path / RESULTS} has no entry {label}, though the run is finished" for label in lacking}
     return Run(path, configs, results, about, problems)
 
 
@@ -153,8 +153,14 @@ def join_results(config: Config, results: Sequence[Result]) -> Result:
     )
 
 
-def open_runs(path: str | Path, *, dynamics: bool = True) -> dict[str, Run]:
+def open_runs(path: str | Path, *, dynamics: bool = True, unreadable: dict[str, str] | None = None) -> dict[str, Run]:
     """Whatever a command left in a folder: a run, a sweep as one run, or the runs of a folder, e.g. a reproduction.
+
+    Args:
+        path: the folder.
+        dynamics: as in `read_run`.
+        unreadable: of a folder of runs, those that cannot be read are added to it, by name, with the reason. Without
+            it, or if none can be read, the first of them is an `InputError`.
 
     Returns:
         The runs by name: for a folder of runs their paths below it, such as "split-mnist/table".
@@ -171,7 +177,18 @@ def open_runs(path: str | Path, *, dynamics: bool = True) -> dict[str, Run]:
     found = [folder for folder in find_runs(path) if (folder / SWEEP).exists() or has_started(folder)]
     if not found:
         raise InputError(f"there is no run in {path} or below it")
-    return {folder.relative_to(path).as_posix(): read_run(folder, dynamics=dynamics) for folder in found}
+    runs = {}
+    for folder in found:
+        name = folder.relative_to(path).as_posix()
+        try:
+            runs[name] = read_run(folder, dynamics=dynamics)
+        except InputError as error:
+            if unreadable is None:
+                raise
+            unreadable[name] = str(error)
+    if not runs and unreadable:
+        raise InputError(next(iter(unreadable.values())))
+    return runs
 
 
 def saved_arguments(path: Path) -> list[str] | None:

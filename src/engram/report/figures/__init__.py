@@ -11,7 +11,7 @@ import numpy as np
 from engram.common.errors import InputError
 from engram.report.figures.curves import accuracy_curves, first_and_latest, has_dynamics, trace_dynamics
 from engram.report.figures.differences import differences, paper_against_ours
-from engram.report.figures.drawing import FORMATS, Drawing, parse_formats, save_drawings, to_svg
+from engram.report.figures.drawing import FORMATS, Drawing, check_no_run, parse_formats, save_drawings, to_svg
 from engram.report.figures.matrices import accuracy_matrices
 from engram.report.figures.settings import draw_sweep, sensitivity, strengths
 from engram.report.pairs import has_paper_data, pairs
@@ -104,23 +104,28 @@ def draw_all(results: Mapping[str, Result], folder: Path, formats: Sequence[str]
     return save_drawings(draw(results), folder, formats)
 
 
-def write_figures(path: str | Path, out: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def write_figures(
+    path: str | Path, out: str | Path, formats: Sequence[str] = FORMATS, unreadable: dict[str, str] | None = None
+) -> list[Path]:
     """Draw every figure of a run, a sweep, or a folder of runs; of several runs, each into its own folder.
 
     Args:
         path: the folder.
         out: where the files go; it is made if it is not there.
         formats: some of "png", "pdf" and "csv".
+        unreadable: as in `open_runs`.
 
     Returns the paths of the files.
 
     Example:
         write_figures("runs/demo", "figures", ["png"])
     """
-    runs = {name: run for name, run in open_runs(path).items() if run.results}
+    runs = {name: run for name, run in open_runs(path, unreadable=unreadable).items() if run.results}
     if not runs:
         raise InputError(f"there are no results in {path} yet")
     folders = {name: Path(out) if len(runs) == 1 else Path(out) / name for name in runs}
+    for folder in folders.values():
+        check_no_run(folder)
     return [file for name, run in runs.items() for file in save_drawings(draw_run(run), folders[name], formats)]
 
 

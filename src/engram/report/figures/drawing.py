@@ -14,13 +14,15 @@ from xml.etree import ElementTree as xml
 
 import numpy as np
 
-from engram.common.errors import check_choice
+from engram.common.errors import InputError, check_choice
 from engram.common.files import write_atomically
 from engram.config.methods import parts_of
 from engram.report.layout import Table, number
 from engram.runs import metrics
+from engram.runs.format import RUN
 from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
+from engram.runs.run import REPRODUCTION, SWEEP
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -146,6 +148,14 @@ def save_drawings(drawings: Iterable[Drawing], folder: Path, formats: Sequence[s
             paths.append(folder / f"{drawing.name}.{format}")
             write_atomically(paths[-1], drawing.to_bytes(format))
     return paths
+
+
+def check_no_run(folder: Path) -> None:
+    """Refuse to draw where a file of a run would be overwritten, such as dynamics.csv."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot draw into {folder}: it is not a folder")
+    if any((folder / name).exists() for name in (RUN, SWEEP, REPRODUCTION)):
+        raise InputError(f"cannot draw into {folder}, which holds results: name another folder")
 
 
 def _is_nan(cell: Cell) -> bool:

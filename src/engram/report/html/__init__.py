@@ -27,15 +27,16 @@ def write_report(path: str | Path, out: str | Path | None = None) -> Path:
     return write_page(make_page(path), out if out is not None else Path(path) / "report.html")
 
 
-def make_page(path: str | Path) -> str:
-    """The page of whatever runs a folder holds, as text."""
-    runs = open_runs(path)
+def make_page(path: str | Path, unreadable: dict[str, str] | None = None) -> str:
+    """The page of whatever runs a folder holds, as text; `unreadable` is as in `open_runs`."""
+    unreadable = {} if unreadable is None else unreadable
+    runs = open_runs(path, unreadable=unreadable)
     if not any(run.results for run in runs.values()):
         problem = next((problem for run in runs.values() for problem in run.problems.values()), None)
         raise InputError(problem or f"there are no results in {path} yet")
-    if len(runs) == 1:
+    if len(runs) == 1 and not unreadable:
         return run_page(*runs.values())
-    return runs_page(Path(path).resolve().name, runs)
+    return runs_page(Path(path).resolve().name, runs, unreadable)
 
 
 def write_page(page: str, path: str | Path) -> Path:
@@ -43,8 +44,9 @@ def write_page(page: str, path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         remove_unfinished(path.parent, path.name)
         write_atomically(path, page)
     except OSError as reason:

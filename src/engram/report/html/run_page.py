@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from engram.config.methods import CUSTOM, all_methods
@@ -59,18 +60,20 @@ def run_page(run: Run) -> str:
     )
 
 
-def runs_page(title: str, runs: Mapping[str, Run]) -> str:
+def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str] = MappingProxyType({})) -> str:
     """One page of several runs, a section each.
 
     Args:
         title: of the page.
         runs: the runs by name, such as `open_runs` returns for a folder of runs; at least one has results.
+        unreadable: why others cannot be shown, by name.
 
     Example:
         runs_page("runs", open_runs("runs"))
     """
     with_results = {name: run for name, run in runs.items() if run.results}
     empty = [f"{name} has no results yet." for name in runs if name not in with_results]
+    empty += [f"{name} cannot be shown: {reason}." for name, reason in unreadable.items()]
     sections = []
     for k, (name, run) in enumerate(with_results.items(), start=1):
         missing = missing_from_run(run)
@@ -78,7 +81,7 @@ def runs_page(title: str, runs: Mapping[str, Run]) -> str:
         blocks += [figures(draw_run(run), f"run-{k}"), *made_with(run)]
         sections.append(Section(f"run-{k}", name, blocks))
     lead = f"{count(len(with_results), 'run')}: how well each method still knows its tasks after learning them in turn."
-    opening = [facts({"runs": str(len(runs))}), notice("What is missing", empty)]
+    opening = [facts({"runs": str(len(runs) + len(unreadable))}), notice("What is missing", empty)]
     return render("Engram, report of several runs", title, lead, opening, sections)
 
 
