@@ -6,7 +6,7 @@ The options that `sweep` and `reproduce` share are declared here.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from engram.common.registry import BENCHMARKS
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
-from engram.config.settings import Config
+from engram.config.settings import Config, has_effect
 
 if TYPE_CHECKING:
     from engram.cli.display import RunDisplay
@@ -121,6 +121,7 @@ def run(
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
     configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady)}
+    refuse_without_effect(given_changes(settings, strength=strength, eta=eta), list(configs.values()))
     _start(configs, data, (device, precision, stack), (engine, address), out, log, command_line(context))
 
 
@@ -241,8 +242,19 @@ def given_changes(settings: list[str] | None, **options: Any) -> dict[str, Any]:
     """The settings that were given as options, and those of --set."""
     changes = {name: value for name, value in options.items() if value is not None}
     for text in settings or []:
-        changes |= parse_setting(text)
+        ((name, value),) = parse_setting(text).items()
+        if name in changes:
+            raise InputError(f"the setting {name} is given twice")
+        changes[name] = value
     return changes
+
+
+def refuse_without_effect(names: Iterable[str], configs: Sequence[Config]) -> None:
+    """Refuse a setting that none of the methods uses."""
+    for name in names:
+        if not any(has_effect(name, config) for config in configs):
+            methods = ", ".join(config.method for config in configs)
+            raise InputError(f"{name} has no effect on {methods}: leave it out")
 
 
 def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:

@@ -26,6 +26,7 @@ from engram.cli.run import (
     command_line,
     configs_of,
     given_changes,
+    refuse_without_effect,
     resume_hint,
 )
 from engram.common.errors import InputError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from engram.runs.sweep.tried import Tried
 
 POINTS = 30
+TRIALS = 10
 
 
 def sweep(
@@ -58,7 +60,9 @@ def sweep(
     points: Annotated[
         int | None, typer.Option(metavar="N", help="Number of points to search.", show_default=str(POINTS))
     ] = None,
-    trials: Annotated[int, typer.Option(help="Trials of the points that are not dropped.")] = 10,
+    trials: Annotated[
+        int | None, typer.Option(help="Trials of the points that are not dropped.", show_default=str(TRIALS))
+    ] = None,
     prune: Annotated[
         bool, typer.Option(help="Drop the worse two thirds of the points after 1/9 and after 1/3 of the trials.")
     ] = True,
@@ -84,8 +88,9 @@ def sweep(
 
     Example: engram sweep split-mnist --methods si,dhp+si --grid strength=0.1,1,10 --dataset mnist-small --trials 3
     """
-    changes = CHOOSING | given_changes(settings, trials=trials, epochs=epochs, num_tasks=tasks, dataset=dataset)
-    bases = configs_of(benchmark, methods, changes, steady)
+    given = given_changes(settings, trials=trials, epochs=epochs, num_tasks=tasks, dataset=dataset)
+    bases = configs_of(benchmark, methods, {**CHOOSING, "trials": TRIALS, **given}, steady)
+    refuse_without_effect(given_changes(settings), bases)
     plan = _plan(bases, grid or [], search or [], points, prune)
     folder = out or Path("sweeps") / benchmark
     _run(plan, folder, data, (device, precision, stack), (engine, address), command_line(context))
