@@ -476,6 +476,25 @@ def test_compare_sets_runs_side_by_side(engram: Callable[..., Any], runs: Path) 
     assert any(line.startswith("si of broken is left out: its entry in") for line in lines)
     refused = engram("compare", "three", "deep/er/two")[1]
     assert "mas of deep/er/two is not paired with si of three: their seed differs (3 and 0)." in refused
+    assert "What differs" not in refused, "there is no table without a pair"
+
+
+def test_compare_finds_the_run_of_the_same_benchmark_in_a_folder_of_runs(
+    engram: Callable[..., Any], runs: Path
+) -> None:
+    make_run(runs / "mine", result_of(config_of("si"), 0.7))
+    for name in ("first", "second"):
+        make_run(runs / name / "split-mnist" / "table", result_of(config_of("si"), 0.5))
+        make_run(runs / name / "split-mnist" / "other", result_of(config_of("mas"), 0.5))
+    code, out, err = engram("compare", "first", "mine")
+    assert (code, err) == (0, "")
+    assert "first/split-mnist/table" in out
+    assert "first/split-mnist/other" not in out, "it has no label in common"
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "mine si +20.00 [+20.00, +20.00] +0.000 [+0.000, +0.000] 2" in lines
+    code, out, err = engram("compare", "first", "second")
+    assert (code, err) == (0, "")
+    assert "second split-mnist/table: si +0.00" in "\n".join(" ".join(line.split()) for line in out.splitlines())
 
 
 def test_export_says_what_it_wrote(engram: Callable[..., Any], tmp_path: Path) -> None:
@@ -504,7 +523,8 @@ def test_export_says_what_it_wrote(engram: Callable[..., Any], tmp_path: Path) -
         ("show oen", "there is no run oen (did you mean runs/one?)"),
         ("show runs/oen", "there is no run runs/oen (did you mean runs/one?)"),
         ("show runs/empty", "there is no run in runs/empty or below it"),
-        ("compare one", "compare needs two runs or more, not only one"),
+        ("compare one", "name two different runs to compare"),
+        ("compare one runs/one", "name two different runs to compare"),
         ("compare one begun", "the run in runs/begun was stopped before it started"),
         ("compare one other", "there is no run other"),
         ("export --out all.xlsx", "an export is a .csv or a .parquet file, not all.xlsx"),

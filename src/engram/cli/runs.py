@@ -30,7 +30,7 @@ runs_app = typer.Typer(help="List, show, compare and export the runs of a folder
 RUNS = Path("runs")  # where `engram run` puts them
 MANY = 200  # runs to read before a progress bar is shown
 
-Folder = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder with runs, at any depth.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with runs, at any depth.")]
 Method = Annotated[str | None, typer.Option(help=f"{METHOD_NAMES}.", show_default=False)]
 Benchmark = Annotated[str | None, typer.Option(help=f"{BENCHMARK_NAMES}, custom.", show_default=False)]
 DatasetName = Annotated[
@@ -130,7 +130,7 @@ def _show(run: Run, console: Console) -> None:
 def compare_runs(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN...", help="Runs; the others are compared with the first.", show_default=False),
+        typer.Argument(metavar="RUN", help="Runs; the others are compared with the first.", show_default=False),
     ],
 ) -> None:
     """Compare runs: settings that differ, accuracies side by side, and paired differences to the first run.
@@ -140,18 +140,31 @@ def compare_runs(
     from rich.console import Console
 
     from engram.cli.display import print_line, print_table
-    from engram.report.compare import accuracy_table, differences_table, settings_table, sides_of
-    from engram.runs.run import read_run
+    from engram.report.compare import accuracy_table, differences_table, settings_table, sides_of_folders
+    from engram.runs.run import open_runs
 
-    if len(set(runs)) < 2:
-        raise InputError(f"compare needs two runs or more, not only {' '.join(runs)}")
-    opened, console = {name: read_run(_path_of(name), dynamics=False) for name in runs}, Console()
-    sides = sides_of(opened)
-    for made in (settings_table(sides), accuracy_table(sides), differences_table(sides)):
+    if len({_path_of(name).resolve() for name in runs}) < 2:
+        raise InputError("name two different runs to compare")
+    console = Console()
+    opened: dict[str, dict[str, Run]] = {}
+    for name in runs:
+        unreadable: dict[str, str] = {}
+        opened[name] = open_runs(_path_of(name), dynamics=False, unreadable=unreadable)
+        for each, reason in unreadable.items():
+            print(printable(f"engram: {name}/{each} is left out: {reason}"), file=sys.stderr)
+    sides = sides_of_folders(opened)
+    for made in (settings_table(sides), accuracy_table(sides)):
         print_table(made, console)
-    for name, run in opened.items():
-        for label, problem in run.problems.items():
-            print_line(console, f"{label} of {name} is left out: {problem}")
+    differences = differences_table(sides)
+    if differences.rows:
+        print_table(differences, console)
+    else:
+        for note in differences.notes:
+            print_line(console, note)
+    for name, found in opened.items():
+        for run in found.values():
+            for label, problem in run.problems.items():
+                print_line(console, f"{label} of {name} is left out: {problem}")
 
 
 @runs_app.command("export")

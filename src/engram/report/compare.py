@@ -37,6 +37,39 @@ def sides_of(runs: Mapping[str, Run]) -> list[Side]:
     return sides
 
 
+def sides_of_folders(folders: Mapping[str, Mapping[str, Run]]) -> list[Side]:
+    """Every label of what several folders hold, each opened by `open_runs`: a run, or a folder of runs.
+
+    Beside a single run, a folder of runs is represented by its runs of the same benchmark, those with the most labels
+    in common first, and without those that have none. Where all are folders of runs, their runs are compared by name.
+    """
+    alone = {name: next(iter(runs.values())) for name, runs in folders.items() if len(runs) == 1}
+    if not alone:
+        for folder, runs in folders.items():
+            if not any(run.results for run in runs.values()):
+                raise InputError(f"{folder} has no results to compare yet")
+        named = [(folder, name, run) for folder, runs in folders.items() for name, run in runs.items()]
+        return [
+            Side(folder, f"{name}: {label}", result, run.about)
+            for folder, name, run in named
+            for label, result in run.results.items()
+        ]
+    benchmarks = {run.benchmark for run in alone.values()}
+    labels = {label for run in alone.values() for label in run.results}
+    chosen: dict[str, Run] = {}
+    for folder, runs in folders.items():
+        if folder in alone:
+            chosen[folder] = alone[folder]
+            continue
+        same = {f"{folder}/{name}": run for name, run in runs.items() if run.results and run.benchmark in benchmarks}
+        if not same:
+            raise InputError(f"{folder} has no results of {' or '.join(sorted(benchmarks))} to compare")
+        common = {name: len(labels & run.results.keys()) for name, run in same.items()}
+        kept = [name for name in same if common[name]] or list(same)
+        chosen |= {name: same[name] for name in sorted(kept, key=lambda name: -common[name])}
+    return sides_of(chosen)
+
+
 def opposite(side: Side, baselines: Sequence[Side], alone: bool) -> Side | None:
     """What a side is compared with: the same label; or, if both runs have only one, that one."""
     same = next((other for other in baselines if other.label == side.label), None)
