@@ -127,7 +127,7 @@ def test_quick_reproduction_has_its_own_default_folder(engram: Command, tiny: No
     [
         (["--benchmark", "splitmnist"], "there is no benchmark 'splitmnist' (did you mean split-mnist?), only"),
         (["--part", "tabel"], "there is no part 'tabel' (did you mean table?), only table, variant, sensitivity"),
-        (["--benchmark", "vision-mixture", "--part", "study"], "there is no study of vision-mixture"),
+        (["--benchmark", "vision-mixture", "--part", "study"], "nothing to run: vision-mixture has no part study"),
         (["--device", "abacus"], "there is no device 'abacus' here"),
         (["--precision", "float8"], "there is no precision 'float8'"),
         (["--stack", "0"], "a stack has at least one model, not 0"),

@@ -197,7 +197,7 @@ def test_text_is_read_up_to_a_limit(path: Path) -> None:
 
 def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("é".encode("latin-1"))
-    assert "not text in UTF-8" in refusal(read_text, tmp_path / "latin", 100)
+    assert refusal(read_text, tmp_path / "latin", 100) == "it is not text in UTF-8"
     assert "directory" in refusal(read_text, tmp_path, 100)
     assert "null" in refusal(read_text, Path("a\0b"), 100)
 
@@ -212,14 +212,14 @@ def test_json_is_read(path: Path) -> None:
     [
         ('{"a": 1, "a": 2}', "same name twice"),
         ("[" * 100_000 + "]" * 100_000, "recursion"),
-        ("{", "Expecting"),
+        ("{", "it is not valid JSON"),
         ("9" * 5000, "digits"),
     ],
 )
 def test_bad_json_is_refused_by_the_name_of_its_file(path: Path, text: str, words: str) -> None:
     path.write_text(text)
     sentence = refusal(read_json, path)
-    assert sentence.startswith(f"cannot read {path}: ")
+    assert sentence.startswith(f"{path} is damaged (")
     assert words in sentence
 
 

@@ -387,7 +387,7 @@ def test_embedded_dataset_needs_no_download() -> None:
 
 def test_download_without_pooch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(InputError, match="pip install pooch"):
+    with pytest.raises(InputError, match="pip install engram-cl"):
         fetch("mnist", tmp_path)
 
 

@@ -114,7 +114,7 @@ def test_resumed_run_uses_the_same_stacks_though_free_memory_has_changed(
     monkeypatch.setattr("engram.engine.stacks.largest_stack", lambda *given: 8)
     seen: list[Progress] = []
     assert in_order(learn(folder, report=seen.append)) == straight
-    assert seen[0].note == "8 models in 4 stacks: 2 + 2 + 2 + 2"
+    assert seen[0].note == "8 models in 4 stacks of 2"
 
 
 def test_diverged_trial_stays_diverged_when_resumed(tmp_path: Path) -> None:

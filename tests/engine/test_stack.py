@@ -933,7 +933,7 @@ def test_an_experiment_that_does_not_fit_is_divided_with_a_note(monkeypatch: pyt
     room = bytes_of_data(batches) + int(2.5 * bytes_of(learners[0], example_of(batches)[0]) / memory.SHARE_OF_MEMORY)
     monkeypatch.setattr(memory, "free_bytes", lambda device: room)
     divided = run_on(configs, [small_digits(40, 30)], Runtime("cpu", "float64"), seen.append)
-    assert [progress.note for progress in seen if progress.note] == ["6 models in 3 stacks: 2 + 2 + 2"]
+    assert [progress.note for progress in seen if progress.note] == ["6 models in 3 stacks of 2"]
     for one, other in zip(whole, divided, strict=True):
         assert np.array_equal(one.accuracy, other.accuracy, equal_nan=True)
         assert repr(one.dynamics) == repr(other.dynamics)

@@ -184,10 +184,10 @@ def test_a_part_of_other_settings_is_refused(finished: bool, digits: Dataset, tm
     folder = tmp_path / "new"
     with suppress(Stop):
         reproduce(tiny_parts(epochs=1), folder, digits, show=stop_at("table", 2.0 if finished else 0.5))
-    assert "table is of other settings" in refusal(reproduce, tiny_parts(epochs=1, hidden=[6]), folder, digits)
+    assert "table holds a run of other settings" in refusal(reproduce, tiny_parts(epochs=1, hidden=[6]), folder, digits)
     (first, second) = tiny_parts(epochs=1)
     fewer = Part(first.name, first.benchmark, dict(list(first.configs.items())[1:]))
-    assert "table is of other settings" in refusal(reproduce, [fewer, second], folder, digits)
+    assert "table holds a run of other settings" in refusal(reproduce, [fewer, second], folder, digits)
 
 
 def test_a_folder_of_something_else_is_refused(digits: Dataset, tmp_path: Path) -> None:

@@ -163,9 +163,7 @@ def test_a_divided_experiment_gives_the_same_results_and_says_so(max_stack: int)
         assert_numbers_equal(one, other)
     num_stacks = {1: 6, 3: 3, 5: 2}[max_stack]
     notes = [progress.note for progress in seen if progress.note]
-    assert notes == [
-        f"6 models in {num_stacks} stacks: " + {1: "1 + 1 + 1 + 1 + 1 + 1", 3: "2 + 2 + 2", 5: "4 + 2"}[max_stack]
-    ]
+    assert notes == [f"6 models in {num_stacks} stacks of " + {1: "1", 3: "2", 5: "2 to 4"}[max_stack]]
     shares = [progress.done for progress in seen]
     assert shares == sorted(shares)
     assert shares[-1] == 1

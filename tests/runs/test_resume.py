@@ -244,7 +244,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert list(folder.iterdir()) == [], "it is not even touched"
     for content, words in [
         ("", "stopped before it started"),
-        ("{", "cannot read"),
+        ("{", "is damaged (it is not valid JSON)"),
         ('{"name": "npm"}', "not a file of Engram"),
         ('{"format": 99}', "newer version"),
         ('{"format": 1}', "old format"),

@@ -320,7 +320,9 @@ def test_run_is_completed_from_whatever_is_there(tmp_path: Path, stopped: Path) 
 
 
 def test_run_of_other_settings_is_not_completed(stopped: Path) -> None:
-    assert "is of other settings" in refusal(complete_run, {"si": config_of(xi=0.5)}, digits(), stopped, runtime=CPU)
+    assert "holds a run of other settings" in refusal(
+        complete_run, {"si": config_of(xi=0.5)}, digits(), stopped, runtime=CPU
+    )
     exact = Runtime("cpu", "float64")
     assert "started with the precision tf32" in refusal(
         complete_run, {"si": config_of()}, digits(), stopped, runtime=exact

@@ -42,7 +42,7 @@ def list_data(data: DataFolder = None) -> None:
 
 @data_app.command("fetch")
 def fetch_data(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Datasets, or 'all'.", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Datasets, or 'all'.", show_default=False)],
     data: DataFolder = None,
 ) -> None:
     """Download datasets into the data folder and verify their checksums.
@@ -61,9 +61,7 @@ def fetch_data(
 
 @data_app.command("check")
 def check_data(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Datasets.", show_default="all")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Datasets.", show_default="all")] = None,
     data: DataFolder = None,
 ) -> None:
     """Check every file: the published one, another one of the right structure, missing, or damaged.

@@ -65,7 +65,8 @@ def reproduce(
     folder = out or Path("reproduction-quick" if quick else "reproduction")
     parts = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
     if not parts:
-        raise InputError(f"there is no {' or '.join(part or ())} of {' or '.join(benchmark or ())}")
+        asked = " or ".join(part or ())
+        raise InputError(f"nothing to run: {' and '.join(benchmark or ())} has no part {asked}")
     with (
         start_engine(engine, address) as started,
         interruptible(lambda: resume_hint(folder), console) as interruption,

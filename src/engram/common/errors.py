@@ -76,6 +76,10 @@ def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     if value in choices:
         return
+    raise InputError(f"there is no {what} {shortened(value)}{nearest(value, choices)}, only {', '.join(choices)}")
+
+
+def nearest(value: object, choices: Iterable[str]) -> str:
+    """A hint such as " (did you mean dhp?)" for a value that is almost one of the choices, and otherwise nothing."""
     near = difflib.get_close_matches(value[:SHOWN].lower(), choices, n=1) if isinstance(value, str) else []
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise InputError(f"there is no {what} {shortened(value)}{hint}, only {', '.join(choices)}")
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -160,15 +160,19 @@ def read_text(path: Path, max_bytes: int) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"it is not text in UTF-8 ({reason(error)})") from error
+        raise InputError("it is not text in UTF-8") from error
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """What a JSON file holds; a file that is too large, damaged or ambiguous is an `InputError`."""
     try:
-        return parse_json(read_text(path, MAX_JSON_BYTES))
+        text = read_text(path, max_bytes)
     except InputError as error:
         raise InputError(f"cannot read {path}: {error}") from error
+    try:
+        return parse_json(text)
+    except InputError as error:
+        raise InputError(f"{path} is damaged ({error})") from error
 
 
 def parse_json(text: str) -> Any:
@@ -183,6 +187,8 @@ def parse_json(text: str) -> Any:
         raise InputError(f"it has more than {MAX_JSON_ITEMS} lists, objects and strings")
     try:
         return json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise InputError("it is not valid JSON") from error
     except (ValueError, RecursionError) as error:
         raise InputError(reason(error)) from error
 

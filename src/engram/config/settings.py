@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, shortened
+from engram.common.errors import InputError, check_choice, nearest, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.methods import CUSTOM, all_datasets, baseline_heads, check_method, datasets_of, parts_of
 from engram.config.rules import (
@@ -116,7 +116,10 @@ class Config:
         for name, facts in SETTINGS.items():
             value = getattr(self, name)
             if facts.choices is not None:
-                check_choice(name, value, facts.choices())
+                choices = tuple(facts.choices())
+                words = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
+                if value not in choices:
+                    raise InputError(f"{name} must be {words}, not {shortened(value)}{nearest(value, choices)}")
             for rule in facts.rules:
                 if not (value is None and facts.optional):
                     self._check(name, rule.holds(value), rule.words)

@@ -154,7 +154,7 @@ def _download(
     try:
         import pooch
     except ImportError as error:
-        raise InputError("downloads need pooch, which `pip install pooch` installs") from error
+        raise InputError("downloads need the package pooch, which `pip install engram-cl` installs too") from error
     name = PurePosixPath(file.path).name
     downloader = pooch.HTTPDownloader(
         progressbar=progress(name) if progress else False, chunk_size=_CHUNK_BYTES, timeout=retry.timeout_s

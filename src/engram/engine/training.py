@@ -105,7 +105,8 @@ class Training:
 
         if len(stacks) > 1:
             sizes = [len(stack.plan) for stack in stacks]
-            note = f"{sum(sizes)} models in {len(sizes)} stacks: {' + '.join(map(str, sizes))}"
+            each = f"of {sizes[0]}" if len(set(sizes)) == 1 else f"of {min(sizes)} to {max(sizes)}"
+            note = f"{sum(sizes)} models in {len(sizes)} stacks {each}"
             report(Progress(0, 0, self.configs, self.outcomes, note=note))
         self.runtime.engine.train(stacks, report_whole, stop_asked)
         return self.outcomes

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.common.errors import InputError, check_choice
+from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.nn.classes import grow_rows
 from engram.nn.modules import as_linear
@@ -46,7 +46,8 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     make = HEADS[name].make
     known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for setting in settings:
-        check_choice(f"setting of the head {name},", setting, known)
+        if setting not in known:
+            raise InputError(f"the head {name} has no setting {setting!r}, only {', '.join(known)}")
     return make(in_features, out_features, **settings)
 
 

@@ -217,8 +217,9 @@ def claim_group(path: Path, identity: Mapping[str, Any], about: Mapping[str, Any
         check_format(there, path)
         changed = [name for name, value in identity.items() if there.get(name) != value]
         if changed:
-            what = "the data are not those" if changed == ["fingerprints"] else f"the setting {changed[0]} is not that"
-            raise InputError(f"{what} with which {path.parent} was started: name another folder with --out")
+            kinds = {"sweep": "of other methods or settings", "reproduction": "of the other kind, quick or in full"}
+            what = "of other data" if changed == ["fingerprints"] else kinds.get(path.stem, "of other settings")
+            raise InputError(f"{path.parent} holds a {path.stem} {what}: name another folder with --out")
         warning = changes_since(there.get("environment"), about["environment"])
         content |= {name: there[name] for name in ("started", "finished", "environment") if name in there}
     else:

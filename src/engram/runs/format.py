@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from engram.common.errors import InputError, reason, shortened
-from engram.common.files import parse_json, read_json, read_text, write_atomically
+from engram.common.files import read_json, read_text, write_atomically
 from engram.config.settings import Config, as_setting, from_dict
 from engram.runs.result import DYNAMICS, MEAN, Divergence, Result
 
@@ -183,10 +183,7 @@ def _read_entries(path: Path) -> dict[str, Any]:
     """The entries of results.json by label; none where nothing has been written yet."""
     if not path.exists():
         return {}
-    try:
-        content = parse_json(read_text(path, MAX_RESULTS_BYTES))
-    except InputError as error:
-        raise InputError(f"cannot read {path}: {error}") from error
+    content = read_json(path, MAX_RESULTS_BYTES)
     check_format(content, path)
     try:
         entries = {entry["label"]: entry for entry in content["results"]}

@@ -196,7 +196,7 @@ def complete_run(
         )
     there, found = read_description(path)
     if there != dict(configs):
-        raise InputError(f"{path} is of other settings: remove it, or name another folder with --out")
+        raise InputError(f"{path} holds a run of other settings: remove it, or name another folder with --out")
     if found.get("finished"):
         CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end
         return _without_problems(read_run(path))
