@@ -64,7 +64,7 @@ def missing(*results: Result) -> str:
 def test_trials_to_come_are_counted() -> None:
     result = make_result("dhp+mas", trials=3)
     some = replace(result, config=result.config.replace(trials=10), diverged=[], data=[])
-    assert "dhp+mas: 3 of 10 trials so far." in missing(some, make_result("mas"))
+    assert "dhp+mas: 3 of 10 trials finished so far." in missing(some, make_result("mas"))
 
 
 def test_what_is_said_to_be_missing_is_not_said_again_below_the_table(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_is_said_to_be_missing_is_not_said_again_below_the_table(tmp_path: 
     some = replace(result, config=result.config.replace(trials=10), diverged=[], data=[])
     write_run(tmp_path, labelled([some, make_result("finetune")]))
     text = check_page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert text.count("dhp: 3 of 10 trials so far.") == 1
+    assert text.count("dhp: 3 of 10 trials finished so far.") == 1
 
 
 def test_tasks_to_come_are_counted() -> None:

@@ -226,7 +226,15 @@ def test_a_strength_that_two_methods_do_not_share_is_named_for_each() -> None:
 
 def test_trials_that_are_still_missing_are_named() -> None:
     notes = summary(labelled([make_result("si", (0.5, 0.9), trials=4)])).notes
-    assert notes[-1] == "si: 1 of 4 trials so far."
+    assert notes[-1] == "si: 1 of 4 trials finished so far."
+
+
+def test_a_trial_that_has_only_started_is_not_counted_as_finished() -> None:
+    result = make_result("si", (0.5, 0.9), (0.6, 1.0), trials=3)
+    result.accuracy[1, 1] = math.nan
+    assert summary(labelled([result])).notes[-1] == "si: 1 of 3 trials finished so far."
+    result = replace(result, config=result.config.replace(trials=2), diverged=[Divergence(1, 1, 3)])
+    assert not any("so far" in note for note in summary(labelled([result])).notes), "it has diverged"
 
 
 def test_data_that_are_not_the_published_are_named() -> None:

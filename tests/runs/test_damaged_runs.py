@@ -74,7 +74,9 @@ def test_damaged_run(valid: Path, name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_damaged_sweep(valid: Path, data: st.DataObject) -> None:
     """A sweep is a folder of runs with a description of its own."""
-    content = data.draw(damaged_json(json.dumps({"format": run_format.FORMAT, "command": "engram sweep"}).encode()))
+    bases = [{"method": method, "trials": 2} for method in ("si", "dhp+si")]
+    intact = {"format": run_format.FORMAT, "command": "engram sweep", "axes": ["xi=1"], "bases": bases}
+    content = data.draw(damaged_json(json.dumps(intact).encode()))
     about = data.draw(damaged_json((valid / "run.json").read_bytes()))
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(valid, Path(folder) / "runs" / "0-1")

@@ -372,3 +372,8 @@ def test_convolutions_are_summed_up_in_one_order_while_something_is_run() -> Non
     with precision_of("tf32"):
         assert torch.backends.cudnn.deterministic
     assert torch.backends.cudnn.deterministic == before
+
+
+def test_what_is_no_config_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"config must be a Config, such as engram.preset\(...\) returns, not 'si'"):
+        engram.run("si")

@@ -29,10 +29,10 @@ from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.progress import Progress, Report, no_report
 from engram.engine.runtime import Runtime
 from engram.report.html.run_page import time_taken
-from engram.runs.folder import RunFolder, claimed
+from engram.runs.folder import RunFolder, claimed, default_folder
 from engram.runs.result import Result
 from engram.runs.run import Run, read_run
-from engram.runs.start import default_folder, resume_run, start_run
+from engram.runs.start import resume_run, start_run
 
 SOURCE = Path(__file__).parents[2] / "src"
 COMMAND = ["run", "split-mnist", "--dataset", "mnist-small", "--methods", "si,dhp+mas", "--trials", "2", "--epochs",

@@ -26,6 +26,7 @@ from engram.runs.progress import ProgressLines
 from engram.runs.result import results_of
 from engram.runs.run import find_runs, join_results, open_runs, read_run, saved_arguments
 from engram.runs.start import check_run, complete_run, resume_run, start_run
+from engram.runs.store import list_runs
 
 CPU = Runtime("cpu")
 
@@ -145,7 +146,8 @@ def write_sweep(folder: Path, **about: Any) -> Path:
     first = {label: result_of(config.replace(trials=1), 0) for label, config in (("low", low), ("high", high))}
     write_run(folder / "runs" / "1-1", first, seconds=10)
     write_run(folder / "runs" / "1-3", {"high": result_of(high.replace(first_trial=1, trials=2), 1, 2)}, seconds=5)
-    content = {"format": FORMAT, "command": "engram sweep split-mnist", "arguments": ["sweep", "split-mnist"], **about}
+    content = {"format": FORMAT, "command": "engram sweep split-mnist", "arguments": ["sweep", "split-mnist"]}
+    content |= {"axes": ["strength=1,2"], "bases": [low.to_dict()], **about}
     (folder / "sweep.json").write_text(json.dumps(content))
     return folder
 
@@ -160,6 +162,49 @@ def test_sweep_is_read_as_one_run_with_all_trials_of_each_label(tmp_path: Path) 
     assert not read_run(write_sweep(tmp_path / "stopped")).finished
     assert saved_arguments(tmp_path / "stopped") == ["sweep", "split-mnist"]
     assert saved_arguments(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ({"axes": None}, "not a sweep of Engram, or is damaged"),
+        ({"axes": []}, "which settings of which methods"),
+        ({"axes": ["colour=1"]}, "which settings of which methods"),
+        ({"bases": [{}]}, "it has no 'method'"),
+        ({"bases": [{"method": "mas", "trials": 3}]}, "it does not name si"),
+    ],
+)
+def test_sweep_that_does_not_say_what_it_tried_is_damaged(tmp_path: Path, damage: dict[str, Any], why: str) -> None:
+    sentence = refusal(read_run, write_sweep(tmp_path, **damage))
+    assert str(tmp_path / "sweep.json") in sentence
+    assert why in sentence
+
+
+def test_sweep_without_any_of_its_keys_is_damaged(tmp_path: Path) -> None:
+    write_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text(json.dumps({"format": FORMAT}))
+    assert "it has no 'axes'" in refusal(read_run, tmp_path)
+    identity = {"bases": [], "axes": []}
+    sentence = refusal(folders.claim_group, tmp_path / "sweep.json", identity, {"environment": {}})
+    assert sentence == f"{tmp_path / 'sweep.json'} is damaged: it has no 'bases'"
+
+
+def test_run_of_a_group_that_lost_its_description_is_to_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "sweep" / "runs" / "1-3"
+    complete_run({"si": config_of()}, digits(), path, runtime=CPU)
+    (path / "run.json").unlink()
+    sentence = refusal(complete_run, {"si": config_of()}, digits(), path, runtime=CPU)
+    assert sentence.endswith(f"remove {path} to run it again")
+
+
+def test_run_of_a_package_that_is_not_installed_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "one", {"mas": result_of(config_of("mas"), 0, 1)})
+    path = tmp_path / "runs" / "one" / "run.json"
+    path.write_text(path.read_text().replace('"method": "mas"', '"method": "flat"'))
+    why = "there is no method 'flat' here: the package that registers it may not be installed"
+    assert refusal(read_run, path.parent) == f"cannot use {path}: {why}"
+    (row,) = list_runs(tmp_path).rows
+    assert row["problem"] == f"cannot use {path}: {why}"
 
 
 @pytest.mark.parametrize("arguments", [None, [], "sweep", [3]])

@@ -70,7 +70,8 @@ def runs(tmp_path: Path) -> Path:
     for first, number in ((0, 1), (1, 2)):
         some = result_of(config_of("mas", first_trial=first, trials=number, seed=6))
         write_run(folder / "swept" / "runs" / f"1-{first + number}", {"mas: xi 1": some})
-    (folder / "swept" / "sweep.json").write_text(current(finished="2026-02-03T05:05:06+00:00"))
+    swept = {"axes": ["xi=1"], "bases": [{"method": "mas", "trials": 3}]}
+    (folder / "swept" / "sweep.json").write_text(current(finished="2026-02-03T05:05:06+00:00", **swept))
     (folder / "empty").mkdir()
     (folder / "begun").mkdir()
     (folder / "begun" / "run.json").touch()

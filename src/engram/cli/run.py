@@ -136,7 +136,8 @@ def _start(
 ) -> None:
     from engram.engine import start_engine
     from engram.engine.runtime import Runtime
-    from engram.runs.start import check_run, default_folder, start_run
+    from engram.runs.folder import default_folder
+    from engram.runs.start import check_run, start_run
 
     console, first = Console(), next(iter(configs.values()))
     folder = out or default_folder(first.benchmark)

@@ -128,11 +128,11 @@ def label_heading(results: Results) -> str:
 
 
 def unfinished(results: Results) -> list[str]:
-    """A sentence for each label that does not have all its trials yet."""
+    """A sentence for each label with trials that have neither learned all tasks nor diverged yet."""
     return [
-        f"{label}: {len(result.accuracy)} of {result.config.trials} trials so far."
+        f"{label}: {result.trials_finished} of {result.config.trials} trials finished so far."
         for label, result in results.items()
-        if len(result.accuracy) < result.config.trials
+        if result.trials_finished + len(result.diverged) < result.config.trials
     ]
 
 

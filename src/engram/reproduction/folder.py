@@ -90,9 +90,9 @@ def missing_from_part(run: Run) -> list[str]:
     if not run.results:
         return [*sentences, f"{name} has no results yet"]
     sentences += [
-        f"{name}: {label} has {len(result.trials)} of {result.config.trials} trials"
+        f"{name}: {label} has finished {result.trials_finished} of {result.config.trials} trials"
         for label, result in run.results.items()
-        if len(result.trials) < result.config.trials
+        if result.trials_finished + len(result.diverged) < result.config.trials
     ]
     expected = PAPER_METHODS if run.about["part"] == "table" else run.configs
     sentences += [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, shortened
 from engram.config.settings import Config
 from engram.data.streams import Stream
 from engram.engine import Engine, InProcess
@@ -115,6 +115,10 @@ def run_many(
     """
     if not configs:
         return []
+    for config in configs:
+        if not isinstance(config, Config):
+            needed = "a Config, such as engram.preset(...) returns"
+            raise InputError(f"config must be {needed}, not {shortened(config)}")
     runtime = Runtime(device, precision, max_stack, engine or InProcess())
     custom = Custom(features, head, penalty)
     labelled = label_configs(configs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import shutil
 import tempfile
@@ -32,6 +33,13 @@ LOG = "log.txt"
 SECONDS_TO_RETRY = 1.0  # after results could not be written
 FRACTION_OF_TIME = 0.1  # the part of a run's time that writing results may take: those of a thousand tasks are large
 SECONDS_BETWEEN_TIMES = 10.0  # in which a kill loses what it adds to `seconds`
+
+
+def default_folder(benchmark: str) -> Path:
+    """A folder below `runs` that does not exist yet, even after the clock was set back."""
+    name = f"{benchmark}-{datetime.now():%Y%m%d-%H%M%S}"
+    free = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
+    return next(folder for folder in free if not folder.exists())
 
 
 @dataclass
@@ -188,6 +196,13 @@ def claim_folder(path: str | Path) -> Path:
     )
 
 
+def check_unclaimed(folder: Path) -> None:
+    """Refuse the folder of one run of several that has lost its `run.json`, and say what to do."""
+    there = next(folder.iterdir(), None) if folder.is_dir() else None
+    if there is not None and not _never_started(folder):
+        raise InputError(f"{folder} holds {there.name} but no {RUN} that can be read: remove {folder} to run it again")
+
+
 def _taken(folder: Path) -> str:
     return f"{folder} already holds a run, and results are never overwritten: name another folder"
 
@@ -215,7 +230,9 @@ def claim_group(path: Path, identity: Mapping[str, Any], about: Mapping[str, Any
     if path.exists():
         there = read_json(path)
         check_format(there, path)
-        changed = [name for name, value in identity.items() if there.get(name) != value]
+        if lacking := [name for name in identity if name not in there]:
+            raise InputError(f"{path} is damaged: it has no {lacking[0]!r}")
+        changed = [name for name, value in identity.items() if there[name] != value]
         if changed:
             kinds = {"sweep": "of other methods or settings", "reproduction": "of the other kind, quick or in full"}
             what = "of other data" if changed == ["fingerprints"] else kinds.get(path.stem, "of other settings")

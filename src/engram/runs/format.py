@@ -21,6 +21,8 @@ import numpy as np
 
 from engram.common.errors import InputError, reason, shortened
 from engram.common.files import read_json, read_text, write_atomically
+from engram.common.registry import BENCHMARKS, HEADS
+from engram.config.methods import CUSTOM, all_methods
 from engram.config.settings import Config, as_setting, from_dict
 from engram.runs.result import DYNAMICS, MEAN, Divergence, Result
 
@@ -112,8 +114,21 @@ def _configs(common: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) ->
     configs = {}
     for label, settings in own.items():
         values = shared | {name: as_setting(name, value) for name, value in settings.items()}
-        configs[label] = Config(**values) if {"benchmark", "method"} <= values.keys() else from_dict(values)
+        try:
+            configs[label] = Config(**values) if {"benchmark", "method"} <= values.keys() else from_dict(values)
+        except InputError:
+            _check_registered(values)
+            raise
     return configs
+
+
+def _check_registered(settings: Mapping[str, Any]) -> None:
+    """Refuse names that another package may have registered where the settings were written."""
+    known = {"method": all_methods(), "benchmark": (*BENCHMARKS.names(), CUSTOM), "baseline_head": HEADS.names()}
+    for what, names in known.items():
+        if what in settings and settings[what] not in names:
+            missing = "the package that registers it may not be installed"
+            raise InputError(f"there is no {what} {shortened(settings[what])} here: {missing}")
 
 
 def write_results(folder: Path, results: Mapping[str, Result], dynamics: bool = True) -> None:

@@ -107,6 +107,11 @@ class Result:
         learned = np.isfinite(np.diagonal(self.accuracy[sound], axis1=1, axis2=2)).sum(axis=1)
         return int(learned.min(initial=self.config.num_tasks))
 
+    @property
+    def trials_finished(self) -> int:
+        """How many trials have learned all tasks; those that diverged have not."""
+        return int(np.isfinite(self.average_accuracy[:, -1]).sum())
+
     def save(self, path: str | Path) -> None:
         """Write the result into a new or empty folder, as a run with one label, its method.
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, reason
 from engram.common.files import read_json
-from engram.config.settings import Config
-from engram.runs.format import RESULTS, RUN, check_format, read_description, read_results
+from engram.config.settings import SETTINGS, Config
+from engram.runs.format import DAMAGE, RESULTS, RUN, check_format, read_description, read_results
 from engram.runs.result import Result
 
 SWEEP, REPRODUCTION = "sweep.json", "reproduction.json"  # each makes a folder of runs what it is
@@ -103,7 +103,7 @@ def _read_one(path: Path, dynamics: bool) -> Run:
 def _read_sweep(path: Path, dynamics: bool) -> Run:
     """The runs of a sweep as one: a label has the trials of all runs in which it was tried."""
     content = read_json(path / SWEEP)
-    check_format(content, path / SWEEP)
+    methods = _check_sweep(content, path / SWEEP)
     runs = [_read_one(folder, dynamics) for folder in sorted_runs(path)]
     if not runs:
         raise InputError(f"the sweep in {path} has no results yet")
@@ -115,12 +115,27 @@ def _read_sweep(path: Path, dynamics: bool) -> Run:
     for run in runs:
         problems = {**run.problems, **problems}
         for label, config in run.configs.items():
+            if config.method not in methods:
+                raise InputError(f"{path / SWEEP} is damaged: it does not name {config.method}, which was tried")
             configs[label] = _joined_config(configs[label], config) if label in configs else config
     for label in configs:
         found = [run.results[label] for run in runs if label in run.results]
         if found:
             results[label] = join_results(configs[label], found)
     return Run(path, configs, results, about, problems)
+
+
+def _check_sweep(content: Any, path: Path) -> list[str]:
+    """Refuse a file that does not say what a sweep tried; returns the methods."""
+    check_format(content, path)
+    try:
+        names = [axis.partition("=")[0] for axis in content["axes"]]
+        bases = [(base["method"], int(base["trials"])) for base in content["bases"]]
+        if not names or not bases or not set(names) <= SETTINGS.keys():
+            raise ValueError("it does not say which settings of which methods were tried")
+    except DAMAGE as error:
+        raise InputError(f"{path} is not a sweep of Engram, or is damaged ({reason(error)})") from error
+    return [method for method, _ in bases]
 
 
 def sorted_runs(sweep: Path) -> list[Path]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from engram.engine.progress import Progress, Report, StopAsked, never_stop, no_r
 from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, digest
 from engram.engine.training import Training, check_together
-from engram.runs.folder import RunFolder, changes_since, claimed, now, opened
+from engram.runs.folder import RunFolder, changes_since, check_unclaimed, claimed, now, opened
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.progress import ProgressLines
 from engram.runs.result import Result, results_of, versions
@@ -39,13 +37,6 @@ def check_run(
     runtime.environment()
     check_together(configs)
     check_size(configs, RECORDS_PER_EPOCH if dynamics else 0)
-
-
-def default_folder(benchmark: str) -> Path:
-    """A folder below `runs` that does not exist yet, even after the clock was set back."""
-    name = f"{benchmark}-{datetime.now():%Y%m%d-%H%M%S}"
-    free = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in itertools.count(1))
-    return next(folder for folder in free if not folder.exists())
 
 
 def start_run(
@@ -183,6 +174,7 @@ def complete_run(
     path = Path(path)
     runtime = Runtime() if runtime is None else runtime
     if not has_started(path):
+        check_unclaimed(path)
         return start_run(
             configs,
             datasets,
