@@ -116,7 +116,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.mark.parametrize("name", COMMANDS)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_whatever_is_typed_ends_in_a_sentence(name: str, data: st.DataObject) -> None:
+def test_any_command_line_ends_in_one_sentence(name: str, data: st.DataObject) -> None:
     given_words = [*name.split(), *data.draw(arguments(COMMANDS[name]))]
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -144,7 +144,7 @@ def test_every_command_is_typed() -> None:
     }
 
 
-def test_what_is_right_reaches_the_work() -> None:
+def test_valid_arguments_are_accepted() -> None:
     words = ["run", "split-mnist", "--dataset", "mnist-small", "--trials", "1", "--out", str(Path("new") / "run")]
     with pytest.raises(Reached):
         main(words)

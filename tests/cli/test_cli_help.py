@@ -54,6 +54,12 @@ def test_commands_that_read_results_do_without_pytorch(command: str, finished: F
     assert "scipy.stats" not in found
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_usage_has_no_doubled_brackets_or_dots(command: str, engram: Command) -> None:
+    usage = next(line for line in engram(*command.split(), "--help").out.splitlines() if "Usage:" in line)
+    assert not any(doubled in usage for doubled in ("[[", "]]", "...}...", "...]..."))
+
+
 def test_help_lists_every_command_with_its_first_sentence(engram: Command) -> None:
     lines = engram("--help").out.splitlines()
     first_words = {line.split()[1]: " ".join(line.split()[2:4]) for line in lines if len(line.split()) > 3}

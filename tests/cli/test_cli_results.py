@@ -193,7 +193,7 @@ def test_damaged_run_is_refused_and_left_alone(copy: Path, engram: Command, comm
     assert not (copy / "report.html").exists()
 
 
-def test_one_damaged_entry_costs_only_its_own_label(copy: Path, engram: Command) -> None:
+def test_one_damaged_entry_loses_only_its_own_label(copy: Path, engram: Command) -> None:
     text = (
         (copy / "results.json")
         .read_text()

@@ -76,13 +76,13 @@ def test_run_json_has_the_version_of_engram(finished: Finished) -> None:
 def test_log_has_a_line_per_method_and_task(finished: Finished) -> None:
     lines = (finished[0] / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \S", line) for line in lines)
-    told = [line.split("  ", 1)[1] for line in lines]
-    assert told[0].startswith("engram run split-mnist")
-    assert re.fullmatch(r"finetune, task 1/2: \d+\.\d \(mean of 2 trials\)", told[1])
-    assert re.fullmatch(r"dhp\+si, task 1/2: \d+\.\d \(mean of 2 trials\)", told[2])
-    assert re.fullmatch(r"finetune, task 2/2: \d+\.\d \d+\.\d \(mean of 2 trials\)", told[3])
-    assert re.fullmatch(r"finished after \d+\.\d s", told[5])
-    assert len(told) == 6
+    messages = [line.split("  ", 1)[1] for line in lines]
+    assert messages[0].startswith("engram run split-mnist")
+    assert re.fullmatch(r"finetune, task 1/2: \d+\.\d \(mean of 2 trials\)", messages[1])
+    assert re.fullmatch(r"dhp\+si, task 1/2: \d+\.\d \(mean of 2 trials\)", messages[2])
+    assert re.fullmatch(r"finetune, task 2/2: \d+\.\d \d+\.\d \(mean of 2 trials\)", messages[3])
+    assert re.fullmatch(r"finished after \d+\.\d s", messages[5])
+    assert len(messages) == 6
 
 
 def test_saved_settings_are_those_given(finished: Finished) -> None:
@@ -276,7 +276,7 @@ def test_interrupted_run_saves_its_state_and_says_how_to_resume(out: Path, engra
     arguments = ["run", "split-mnist", *QUICK, "--epochs", "1000", "--methods", "finetune", "--out", str(out)]
     command = [sys.executable, "-m", "engram", *arguments]
     pipe = subprocess.PIPE
-    # Tests that run in the background of a shell are told to ignore the signal, and what they start would be too.
+    # Tests that run in the background of a shell ignore the signal, and what they start would ignore it too.
     listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, encoding="utf-8", env=environment(), preexec_fn=listen

@@ -199,7 +199,7 @@ def test_tensor_float_32_is_close_to_float32(network: str) -> None:
         np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.05)
 
 
-# --- a module of one's own
+# --- a custom module
 
 
 def normed() -> nn.Module:

@@ -297,7 +297,7 @@ def test_workers_that_die_again_and_again_end_the_run(cluster: Engine, monkeypat
 
 
 @pytest.mark.slow
-def test_what_a_worker_refuses_is_raised_by_the_driver(cluster: Engine, tmp_path: Path) -> None:
+def test_errors_of_a_worker_are_raised_by_the_driver(cluster: Engine, tmp_path: Path) -> None:
     driver = os.getpid()
 
     def features() -> nn.Module:

@@ -120,25 +120,25 @@ def stacked(learners: Sequence[Learner], batches: Batches) -> Mapped:
 
 def assert_close(one: Learner, other: Learner, histories: Sequence[dict] = ()) -> None:
     """The same numbers, to the rounding of float64."""
-    told = one.config.method
+    method = one.config.method
     assert (one.config, one.trial) == (other.config, other.trial)
     assert one.outcome.diverged is other.outcome.diverged is None
-    assert one.outcome.untrained == other.outcome.untrained, told
-    assert one.outcome.rows == other.outcome.rows, told
+    assert one.outcome.untrained == other.outcome.untrained, method
+    assert one.outcome.rows == other.outcome.rows, method
     records = [np.array([list(vars(r).values()) for r in learner.outcome.records]) for learner in (one, other)]
-    np.testing.assert_allclose(records[0], records[1], rtol=1e-10, err_msg=told)
+    np.testing.assert_allclose(records[0], records[1], rtol=1e-10, err_msg=method)
     losses = [[record.loss for record in learner.outcome.records] for learner in (one, other)]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12, err_msg=told)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12, err_msg=method)
     if histories:
         seen = [history[id(learner)] for history, learner in zip(histories, (one, other), strict=True)]
     else:
         seen = [[state_of(one)], [state_of(other)]]
     assert len(seen[0]) == len(seen[1]) > 0
     for a, b in zip(*seen, strict=True):
-        assert list(a) == list(b), told
+        assert list(a) == list(b), method
         for name in a:
             torch.testing.assert_close(
-                a[name], b[name], rtol=1e-9, atol=1e-13, msg=lambda text, name=name: f"{told} {name}: {text}"
+                a[name], b[name], rtol=1e-9, atol=1e-13, msg=lambda text, name=name: f"{method} {name}: {text}"
             )
 
 
@@ -281,18 +281,18 @@ def test_a_step_is_the_same_by_verbs_in_factors_and_in_a_stack(form: str) -> Non
     for one, other in pairwise(moved):
         assert not torch.equal(one, other), "the fast part moves, and the anchors with it"
     for by_hand, *others in zip(*found, strict=True):
-        told = by_hand.config.method
+        method = by_hand.config.method
         assert by_hand.outcome.diverged is None
         assert by_hand.config.penalty is None or set(by_hand.penalty.fast) == {"head.weight"}
         expected = histories[0][id(by_hand)]
         for history, other in zip(histories[1:], others, strict=True):
-            assert other.outcome.rows == by_hand.outcome.rows, told
-            assert other.outcome.untrained == by_hand.outcome.untrained, told
+            assert other.outcome.rows == by_hand.outcome.rows, method
+            assert other.outcome.untrained == by_hand.outcome.untrained, method
             for a, b in zip(expected, history[id(other)], strict=True):
                 for name in a:
-                    if not name.startswith("penalty.before"):  # what only a loop of one's own needs
+                    if not name.startswith("penalty.before"):  # needed only by a hand-written loop
                         difference = (a[name] - b[name]).abs().max()
-                        assert difference <= 1e-12 * max(1, a[name].abs().max()), f"{told} {name}: {difference}"
+                        assert difference <= 1e-12 * max(1, a[name].abs().max()), f"{method} {name}: {difference}"
     states = [history[id(learners[1])] for history, learners in zip(histories, found, strict=True)]
     path = [abs(state["penalty.path.head.weight"]).max() for state in states[0][:-1]]
     assert max(path) > 1e-6, "and 1e-12 is small beside what SI follows"
@@ -939,7 +939,7 @@ def test_an_experiment_that_does_not_fit_is_divided_with_a_note(monkeypatch: pyt
         assert repr(one.dynamics) == repr(other.dynamics)
 
 
-def test_what_is_free_is_known_where_it_can_be() -> None:
+def test_free_memory_is_known_where_it_can_be() -> None:
     free = memory.free_bytes(CPU)
     assert free is None or free > 0
     assert memory.free_bytes(torch.device("meta")) is None

@@ -123,7 +123,7 @@ def plain_loop(
     epochs: int = 2,
     masked: bool = False,
 ) -> None:
-    """What the plugins must come to: Engram in a loop of one's own."""
+    """What the plugins must compute: Engram in a hand-written loop."""
     *features, head = model
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for task in stream:
@@ -248,7 +248,7 @@ def test_evaluation_leaves_everything_as_it_was() -> None:
 
 
 def test_evaluation_amid_training_changes_nothing() -> None:
-    """The strategy's modes and batches come back, and the trace goes on where it was."""
+    """The strategy's modes and batches come back, and the trace continues where it was."""
     stream, ours, theirs = make_stream(), make_model(), make_model()
     plain_loop(ours, stream, engram.MAS(ours, strength=2))
     benchmark = as_benchmark(stream)

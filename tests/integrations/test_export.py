@@ -47,7 +47,7 @@ def test_a_folded_model_computes_the_same_without_a_trace(options: dict) -> None
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     drawn = torch.get_rng_state()
     folded = fold(model)
-    assert torch.equal(torch.get_rng_state(), drawn), "who goes on learning draws what they would have drawn"
+    assert torch.equal(torch.get_rng_state(), drawn), "an export does not change the random numbers of later training"
     inputs = torch.rand(7, 1, 28, 28)
     torch.testing.assert_close(folded(inputs), model.eval()(inputs))
     assert not any(module.training for module in folded.modules())

@@ -1,4 +1,4 @@
-"""A model of one's own, written and read: it goes on as if it had not stopped, and is never half another."""
+"""A custom model, saved and loaded: it resumes as if it had not stopped, and is never half loaded."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def eta_without_gradient() -> None:
     DistributedDataParallel(model)(inputs, targets)
 
 
-def clipping_not_told(rank: int) -> None:
+def clipping_not_announced(rank: int) -> None:
     model, call, penalty = build(Case(penalty="SI"), rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for inputs, targets in batches(0, "halves"):
@@ -296,7 +296,7 @@ def everything(rank: int, folder: Path) -> dict[str, Any]:
     done["past the wrapper"] = refusal(past_the_wrapper)
     done["past the wrapper later"] = refusal(past_the_wrapper_later)
     done["eta without gradient"] = refusal(eta_without_gradient)
-    done["clipping not told"] = refusal(lambda: clipping_not_told(rank))
+    done["clipping not announced"] = refusal(lambda: clipping_not_announced(rank))
     empty = build(Case(penalty="MAS"), rank)
     done["no samples"] = refusal(lambda: empty[2].consolidate([]))
     done["example"] = example()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from engram import DHPSoftmax, InputError, MatchedSoftmax, PlainSoftmax, preset
+from engram import DHPSoftmax, InputError, MatchedSoftmax, PlainSoftmax, heads, preset
 from engram.engine.build import build_model
 from engram.nn.networks import cnn_features, mlp_features
 
@@ -150,3 +150,8 @@ def test_he_s_initialisation_is_of_the_features_alone_and_of_each_trial() -> Non
     assert torch.equal(one["features.0.bias"], torch.zeros(20))
     bound = 20**-0.5  # of PyTorch's own Linear
     assert 0.95 * bound < one["head.weight"].abs().max() <= bound
+
+
+def test_unknown_setting_of_a_head_is_refused() -> None:
+    with pytest.raises(InputError, match="the head dhp has no setting 'foo', only eta, alpha, "):
+        heads.create("dhp", 4, 3, foo=1)

@@ -147,7 +147,7 @@ def test_an_eta_without_gradient_is_refused(ranks: list[dict[str, Any]]) -> None
 
 def test_averaging_is_allowed_but_clipping_needs_after_backward(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert "after_backward" in found["clipping not told"]
+        assert "after_backward" in found["clipping not announced"]
 
 
 def test_no_samples_on_any_rank_are_refused_on_all(ranks: list[dict[str, Any]]) -> None:

@@ -215,7 +215,7 @@ def test_published_strengths_are_the_defaults() -> None:
 
 @pytest.mark.parametrize("method", ["dhp+si", "dhp+online-ewc", "dhp+ewc", "dhp+mas"])
 def test_resuming_restores_more_than_the_weights(method: str) -> None:
-    """Saved after task 1 and loaded elsewhere, task 2 goes on exactly as if nothing had happened."""
+    """Saved after task 1 and loaded elsewhere, task 2 continues exactly as if nothing had happened."""
     config = preset("split-mnist", method, dataset="mnist-small", hidden=[16], epochs=1)
     stream = streams.split(load("mnist-small"))
 

@@ -126,7 +126,7 @@ def test_one_part_alone_and_a_device_that_is_not_there(scaling: Run, tmp_path: P
     assert "there is no device" in scaling("--device", "nowhere", "--out", tmp_path)
 
 
-def test_growth_is_told_against_the_newcomer(scaling: Run) -> None:
+def test_growth_is_measured_against_the_newcomer(scaling: Run) -> None:
     from growth_of_tasks import Row, marks, span_ms, to_newcomer
 
     nan = math.nan

@@ -280,7 +280,7 @@ def test_the_csv_of_the_dynamics_has_every_record() -> None:
     )
 
 
-def test_what_was_not_measured_is_empty_in_the_csv() -> None:
+def test_missing_values_are_empty_in_the_csv() -> None:
     (row, *_) = rows_of(accuracy_curves(labelled([make_result("dhp", trials=1)])))
     assert row["SEM"] == ""
     assert "nan" not in accuracy_curves(labelled([lost("dhp")])).to_csv()
@@ -440,7 +440,7 @@ def test_a_run_without_results_has_no_figures(tmp_path: Path) -> None:
         write_figures(tmp_path, tmp_path / "figures")
 
 
-def test_labels_of_one_method_are_told_apart() -> None:
+def test_labels_of_one_method_are_distinguishable() -> None:
     results = {f"dhp: eta={eta:g}": of_paper("dhp", eta=eta) for eta in (0.1, 0.01, 0.001)}
     drawing = accuracy_curves(results)
     lines = [line for line in drawing.figure.axes[0].lines if line.get_marker() == "o"]

@@ -67,7 +67,7 @@ def test_trials_to_come_are_counted() -> None:
     assert "dhp+mas: 3 of 10 trials finished so far." in missing(some, make_result("mas"))
 
 
-def test_what_is_said_to_be_missing_is_not_said_again_below_the_table(tmp_path: Path) -> None:
+def test_missing_results_are_named_only_once(tmp_path: Path) -> None:
     result = make_result("dhp")
     some = replace(result, config=result.config.replace(trials=10), diverged=[], data=[])
     write_run(tmp_path, labelled([some, make_result("finetune")]))
@@ -114,7 +114,7 @@ def test_other_data_have_no_numbers_of_the_papers() -> None:
     )
 
 
-def test_a_stream_of_ones_own_is_not_compared_with_the_paper() -> None:
+def test_a_custom_stream_is_not_compared_with_the_paper() -> None:
     own = make_result("dhp", benchmark="custom", num_tasks=2)
     page = run_page(run_of(own, make_result("finetune", benchmark="custom", num_tasks=2)))
     assert "What is missing" not in check_page(page)
@@ -157,7 +157,7 @@ def test_the_page_says_that_nothing_may_run(tmp_path: Path) -> None:
     assert page.index(first) < page.index("<title>")
 
 
-def test_what_a_run_says_of_itself_is_only_text(tmp_path: Path) -> None:
+def test_descriptions_of_runs_are_escaped_in_the_page(tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert(1)<"
     folder.mkdir()
     about = {"command": EVIL, "runtime": {EVIL: EVIL}, "versions": {EVIL: EVIL}, "environment": {"gpu": EVIL}}
@@ -168,7 +168,7 @@ def test_what_a_run_says_of_itself_is_only_text(tmp_path: Path) -> None:
     assert EVIL in check_page(page)
 
 
-def test_what_a_terminal_would_obey_is_written_as_an_escape(tmp_path: Path) -> None:
+def test_control_characters_are_escaped(tmp_path: Path) -> None:
     bad = "red \x1b[31m\x9b\x00, half \ud800, kept\n"
     write_run(tmp_path, {"si": make_result("si")}, command=bad, versions={bad: bad}, environment={"device": bad})
     page = write_report(tmp_path).read_text(encoding="utf-8")

@@ -121,7 +121,7 @@ def test_every_figure_is_there_and_its_words_can_be_read(browser: Browser, page:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_all_text_stands_out_from_what_is_behind_it(browser: Browser, page: Path, dark: bool) -> None:
+def test_all_text_has_enough_contrast(browser: Browser, page: Path, dark: bool) -> None:
     browser.open(page, dark=dark)
     background = browser.evaluate("getComputedStyle(document.documentElement.querySelector('body')).backgroundColor")
     assert (luminance(background) < 0.05) == dark

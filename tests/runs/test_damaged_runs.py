@@ -157,7 +157,7 @@ def changed(valid: Path, folder: Path, name: str, change: Callable[[Any], object
         (lambda e: e.update(diverged=[{"trial": 0, "task": 0, "x" * 5000: 0}]), "diverge"),
     ],
 )
-def test_impossible_results_cost_only_their_label(
+def test_impossible_results_lose_only_their_label(
     valid: Path, tmp_path: Path, change: Callable[[Any], object], words: str
 ) -> None:
     run = read_run(changed(valid, tmp_path, "results.json", lambda content: change(content["results"][0])))

@@ -262,13 +262,13 @@ def test_a_shortened_run_is_a_run_on_less() -> None:
         ({"examine": "validation"}, "examine is a setting of datasets, which a custom stream does not have"),
     ],
 )
-def test_a_stream_of_ones_own_is_never_shortened_in_silence(changes: dict, sentence: str) -> None:
+def test_a_custom_stream_is_never_shortened_silently(changes: dict, sentence: str) -> None:
     with pytest.raises(InputError) as error:
         engram.run(preset("custom", "dhp", **changes), stream=custom_stream())
     assert str(error.value) == sentence
 
 
-def test_a_stream_of_ones_own_may_be_masked_only_in_evaluation() -> None:
+def test_a_custom_stream_may_be_masked_only_in_evaluation() -> None:
     pairs = [(np.eye(4)[[0, 1]], [2 * n, 2 * n + 1], np.eye(4)[[0, 1]], [2 * n, 2 * n + 1]) for n in range(2)]
     stream = streams.from_arrays(pairs, classes=[(0, 1), (2, 3)])
     config = preset("custom", "finetune", hidden=[5], epochs=1, trials=1)
@@ -283,7 +283,7 @@ def test_nothing_to_run_gives_nothing() -> None:
     assert engram.run_many([]) == []
 
 
-# --- features of one's own
+# --- custom features
 
 
 def own_features() -> nn.Module:
@@ -291,7 +291,7 @@ def own_features() -> nn.Module:
 
 
 @pytest.mark.parametrize("method", ["finetune", "dhp+si", "ewc"])
-def test_features_of_ones_own_get_the_method_s_head(method: str) -> None:
+def test_custom_features_get_the_method_s_head(method: str) -> None:
     config = preset("custom", method, network="custom", epochs=20, batch_size=8, learning_rate=0.05, trials=2,
                     **({} if method == "finetune" else {"strength": 1e-3}))  # fmt: skip
     result = engram.run(config, stream=custom_stream(), features=own_features)
@@ -332,7 +332,7 @@ def test_a_model_that_diverges_leaves_its_neighbours_untouched(network: str) -> 
             assert_numbers_equal(run_kind([config])[0], result)
 
 
-# --- a penalty of one's own
+# --- a custom penalty
 
 
 class Noted(MAS):

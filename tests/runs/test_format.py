@@ -272,7 +272,7 @@ def damage_entry(folder: Path, label: str, **changes: Any) -> None:
     ],
     ids=lambda change: str(change)[:50],
 )
-def test_damaged_entry_costs_only_its_label(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_damaged_entry_loses_only_its_label(tmp_path: Path, change: dict[str, Any]) -> None:
     write_run(tmp_path, {"hurt": make_result(), "sound": make_result("si")})
     damage_entry(tmp_path, "hurt", **change)
     run = read_run(tmp_path)

@@ -88,8 +88,8 @@ def assert_told(folder: Path, results: dict[str, Result]) -> None:
             assert [step for step, _ in curve] == [round(step) for step in steps]
             np.testing.assert_allclose([value for _, value in curve], values, rtol=1e-6)
         for n in range(result.config.num_tasks):
-            told = [mean[f"accuracy/task_{j + 1}"][n - j][1] for j in range(n + 1)]
-            assert told == list(result.accuracy.mean(axis=0)[n, : n + 1].astype(np.float32))
+            written = [mean[f"accuracy/task_{j + 1}"][n - j][1] for j in range(n + 1)]
+            assert written == list(result.accuracy.mean(axis=0)[n, : n + 1].astype(np.float32))
 
 
 class Stop(Exception):
@@ -110,20 +110,20 @@ def test_a_run_that_was_stopped_tells_nothing_twice(
     tmp_path: Path, max_stack: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    told: list[int] = []
+    written: list[int] = []
 
     def stop(progress: Progress) -> None:
-        """Well after the last checkpoint, so that some of what was told is learned again."""
+        """Well after the last checkpoint, so that some of what was written is learned again."""
         if progress.done > 0.7:
             monkeypatch.setattr(Checkpoints, "is_due", lambda *given: False)
             trials = (folder / "tensorboard").glob("*/trial-*")
-            told.append(sum(len(read(trial)["training/loss"]) for trial in trials))
+            written.append(sum(len(read(trial)["training/loss"]) for trial in trials))
         if progress.done > 0.95:
             raise Stop
 
     with pytest.raises(Stop):
         begin(folder, max_stack=max_stack, report=stop)
-    assert told[-1] > told[0], "it is told while it goes on"
+    assert written[-1] > written[0], "it is written during training"
     monkeypatch.undo()
     results = resume_run(folder, [small_digits()]).results
     assert_told(folder / "tensorboard", results)
@@ -132,23 +132,23 @@ def test_a_run_that_was_stopped_tells_nothing_twice(
 
 def test_a_trial_that_diverges_leaves_the_mean_to_the_others(tmp_path: Path) -> None:
     (config, _) = configs(num_tasks=2)
-    told = TensorBoard(tmp_path)
+    board = TensorBoard(tmp_path)
     sound, lost = Outcome(), Outcome()
 
-    def tell() -> Curves:
-        told(Progress(0.5, 0, {config.method: config}, {(config.method, 0): sound, (config.method, 1): lost}))
+    def update() -> Curves:
+        board(Progress(0.5, 0, {config.method: config}, {(config.method, 0): sound, (config.method, 1): lost}))
         return read(tmp_path / config.method / "mean") if (tmp_path / config.method / "mean").exists() else {}
 
     sound.records.append(Record(0, 0, 0, 4, 2.0))
-    assert tell() == {}, "it waits for the other trial"
+    assert update() == {}, "it waits for the other trial"
     lost.records.append(Record(1, 0, 0, 6, 4.0))
-    assert tell() == {"training/loss": [(6, 3.0)]}
+    assert update() == {"training/loss": [(6, 3.0)]}
     lost.diverged = DivergedError(0, 8)
     sound.records.append(Record(0, 0, 1, 9, 1.0))
     sound.rows.append([0.5, 0.25])
     after = {"training/loss": [(6, 3.0), (10, 1.0)], "accuracy/average": [(10, 0.5)], "accuracy/task_1": [(10, 0.5)]}
-    assert tell() == after
-    assert tell() == after, "what is not new is not told again"
+    assert update() == after
+    assert update() == after, "what is not new is not written again"
     assert read(tmp_path / config.method / "trial-1") == {"training/loss": [(7, 4.0)]}
 
 

@@ -135,7 +135,7 @@ def test_two_leading_axes_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize("matrix", [[0.5], [[0.5, 0.5]], [[]], np.zeros((0, 0)), 0.5])
-def test_what_is_no_square_matrix_is_refused(matrix: object) -> None:
+def test_matrices_that_are_not_square_are_refused(matrix: object) -> None:
     with pytest.raises(ValueError, match="square"):
         average_accuracy(matrix)
 

@@ -349,7 +349,7 @@ def test_folder_that_holds_a_run_is_refused(stopped: Path) -> None:
 # --- completed: started, resumed or read
 
 
-def test_run_is_completed_from_whatever_is_there(tmp_path: Path, stopped: Path) -> None:
+def test_run_is_completed_from_any_state(tmp_path: Path, stopped: Path) -> None:
     configs = {"si": config_of()}
     expected = labelled(run_on([config_of()], digits(), CPU))
     claimed = tmp_path / "claimed"

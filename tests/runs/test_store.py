@@ -533,7 +533,7 @@ def test_export_says_what_it_wrote(engram: Callable[..., Any], tmp_path: Path) -
         ("export runs/empty --out all.csv", "there is no run in runs/empty or below it"),
     ],
 )
-def test_what_a_person_can_get_wrong_is_one_sentence(words: str, sentence: str, engram: Callable[..., Any]) -> None:
+def test_mistakes_of_a_user_are_one_sentence(words: str, sentence: str, engram: Callable[..., Any]) -> None:
     code, out, err = engram(*words.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"engram: {sentence}")

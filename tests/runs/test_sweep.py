@@ -63,7 +63,7 @@ def test_axes_are_read_as_a_person_types_them() -> None:
         ("alpha=a..b", "give its values"),
     ],
 )
-def test_what_is_no_axis_is_refused(text: str, words: str) -> None:
+def test_malformed_axes_are_refused(text: str, words: str) -> None:
     with pytest.raises(InputError) as refused:
         parse_axis(text)
     assert words in str(refused.value)
@@ -91,7 +91,7 @@ def test_a_grid_is_every_combination() -> None:
 # --- what is dropped
 
 
-def test_the_better_third_goes_on() -> None:
+def test_the_better_third_gets_more_trials() -> None:
     assert rungs(10, True) == [1, 3, 10]
     assert rungs(3, True) == [1, 3]
     assert rungs(2, True) == [2]
@@ -116,7 +116,7 @@ def asked(seed: int, scores: float) -> list[dict[str, object]]:
     return points
 
 
-def test_a_search_asks_for_the_same_points_when_it_goes_on() -> None:
+def test_a_resumed_search_asks_for_the_same_points() -> None:
     pytest.importorskip("optuna")
     points = asked(1, 0.01)
     assert len(points) == 25
@@ -175,7 +175,7 @@ def test_a_sweep_tries_all_points_and_gives_up_the_worse(swept: tuple[list[Tried
     assert shares[-1] == pytest.approx(1)
 
 
-def test_what_is_given_up_early_saves_its_trials_and_changes_no_other(
+def test_dropped_points_save_trials_and_change_no_other_point(
     swept: tuple[list[Tried], list[float]], tmp_path: Path
 ) -> None:
     whole = tried_in(a_plan(*GRID, prune=False), tmp_path)
@@ -184,7 +184,7 @@ def test_what_is_given_up_early_saves_its_trials_and_changes_no_other(
         assert one.scores == other.scores[: len(one.scores)]
 
 
-def test_a_sweep_that_was_stopped_goes_on_to_the_same(swept: tuple[list[Tried], list[float]], tmp_path: Path) -> None:
+def test_a_stopped_sweep_resumes_to_the_same_results(swept: tuple[list[Tried], list[float]], tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -257,7 +257,7 @@ def test_a_sweep_whose_folder_vanished_says_so(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_sweep_that_goes_on_elsewhere_warns(tmp_path: Path) -> None:
+def test_a_sweep_resumed_elsewhere_warns(tmp_path: Path) -> None:
     tried_in(a_plan("xi=0.1", trials=1), tmp_path)
     content = json.loads((tmp_path / "sweep.json").read_text())
     content["environment"]["torch"] = "1.0"

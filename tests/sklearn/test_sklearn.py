@@ -108,8 +108,8 @@ def test_scikit_learn_is_needed_only_by_engram_sklearn() -> None:
     code = (
         "import engram, sys; assert 'sklearn' not in sys.modules; sys.modules['sklearn'] = None; import engram.sklearn"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
-    assert told.endswith("ImportError: scikit-learn is not installed: pip install 'engram-cl[sklearn]'\n")
+    error = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
+    assert error.endswith("ImportError: scikit-learn is not installed: pip install 'engram-cl[sklearn]'\n")
 
 
 def test_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,10 +468,10 @@ def test_a_call_that_fails_leaves_everything_as_it_was() -> None:
 def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarray) -> None:
     X = np.eye(2, FEATURES)
     classifier = ContinualClassifier(**SMALL).partial_fit(X, known)
-    told = r"labels of the types \w+ and \w+ cannot be compared exactly: \d+ would become"
-    with pytest.raises(InputError, match=told):
+    error = r"labels of the types \w+ and \w+ cannot be compared exactly: \d+ would become"
+    with pytest.raises(InputError, match=error):
         classifier.partial_fit(X, later)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=error):
         ContinualClassifier(**SMALL).partial_fit(
             X, known, classes=np.concatenate([later, known[:1].astype(later.dtype)])
         )

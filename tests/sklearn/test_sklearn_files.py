@@ -190,9 +190,9 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change) -> No
         place, _, inner = name.partition(".")
         header[place] = {**header[place], inner: value} if inner else value
     write_tensors(path, "classifier", 1, header, tensors)
-    with pytest.raises(InputError, match="odd does not hold a classifier") as told:
+    with pytest.raises(InputError, match="odd does not hold a classifier") as error:
         ContinualClassifier.load(path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_text_is_as_wide_as_its_labels_whatever_the_file_says(tmp_path: Path) -> None:

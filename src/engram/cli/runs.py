@@ -97,11 +97,15 @@ def show_run(
     """
     from rich.console import Console
 
+    from engram.cli.display import print_line
     from engram.runs.run import open_runs
 
     console = Console()
-    for found in open_runs(_path_of(run), dynamics=False).values():
+    unreadable: dict[str, str] = {}
+    for found in open_runs(_path_of(run), dynamics=False, unreadable=unreadable).values():
         _show(found, console)
+    for name, reason in unreadable.items():
+        print_line(console, f"{name} is left out: {reason}")
 
 
 def _show(run: Run, console: Console) -> None:

@@ -47,7 +47,7 @@ LINES = ("-", "--", ":", "-.")
 INK = "#000000"  # of text and axes; a page replaces it by its own
 WIDTH = 4.8  # inches: a column of a paper, and about the width of a phone
 SMALL, MEDIUM = 7.5, 8.5  # sizes of text, in points
-LONGEST_LABEL = 30  # letters, in a legend of two columns
+LONGEST_LABEL = 30  # characters, in a legend of two columns
 
 # Ours is filled and the paper's is hollow, in every figure.
 PAPER: dict[str, Any] = {"marker": "D", "ms": 5, "mfc": "none", "mew": 1.1, "ls": "none", "zorder": 4}

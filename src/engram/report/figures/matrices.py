@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST_WITH_NUMBERS = 5  # tasks: with more, the numbers in the cells are too small to read
 SHADES = 64
-LETTERS = 26  # of a title in one line
+CHARACTERS = 26  # of a title in one line
 
 
 def accuracy_matrices(results: Mapping[str, Result]) -> Drawing:
@@ -83,7 +83,7 @@ def mean_matrix(result: Result) -> Array:
 
 def _finish(axes: Axes, mean: Array, low: float, label: str) -> None:
     axes.set_title(
-        textwrap.fill(label, LETTERS, break_on_hyphens=False), fontsize=MEDIUM if len(label) <= LETTERS else SMALL
+        textwrap.fill(label, CHARACTERS, break_on_hyphens=False), fontsize=MEDIUM if len(label) <= CHARACTERS else SMALL
     )
     axes.set_aspect("equal")
     axes.invert_yaxis()
