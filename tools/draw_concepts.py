@@ -40,7 +40,7 @@ def show_digit(axes: Axes, row: Tensor) -> None:
 
 
 def trace_by_batches() -> Figure:
-    """The trace of 3, a row of Hebb, after more and more batches, and the mean of all threes beside it."""
+    """The trace of 3, a row of Hebb, after more and more batches, and the mean of all threes next to it."""
     (_, task, *_) = digits()
     after = (1, 4, 16, 64)
     rates = (0.02, 0.1)

@@ -146,7 +146,7 @@ def run_undisturbed(work: Work, folder: Path) -> float:
 
 
 def kill_repeatedly(work: Work, folder: Path, kills: int, seconds: float, draw: random.Random) -> list[str]:
-    """Kill the command so many times, starting over whenever it has finished; returns what was wrong."""
+    """Kill the command this many times, starting over whenever it has finished; returns what was wrong."""
     expected = work.final(folder / "undisturbed")
     faults: list[str] = []
     number = 0

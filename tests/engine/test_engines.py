@@ -303,7 +303,7 @@ def test_errors_of_a_worker_are_raised_by_the_driver(cluster: Engine, tmp_path: 
     def features() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 8)) if os.getpid() == driver else nn.Flatten(0)
 
-    with pytest.raises(InputError, match="features must return one row a sample"):
+    with pytest.raises(InputError, match="features must return one row per sample"):
         train(configs("si", network="custom"), digits(), Runtime("cpu", engine=cluster), custom=Custom(features))
     with pytest.raises(InputError, match="the Ray cluster has 0 GPUs, and a stack needs 1"):
         cluster.environment("cuda")

@@ -339,7 +339,7 @@ def test_command_on_a_full_disk(commanded: Path, tmp_path: Path) -> None:
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
     assert err.count("\n") == 1
-    assert "File too large; nor elsewhere, so they are lost; `engram run --resume" in err
+    assert "File too large, nor anywhere else, so they are lost; `engram run --resume" in err
     assert list(elsewhere.iterdir()) == [], "no empty folder is left there"
     assert list(json.loads((folder / "run.json").read_text())["configs"]) == ["si", "dhp+mas"]
     assert not list(folder.rglob(".*")), "no half of a file is left"

@@ -37,7 +37,7 @@ MAX_JSON_ITEMS = 1_000_000  # lists, objects and strings
 
 @contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A new, empty file beside `path` to write to. It replaces `path` if the block succeeds and is deleted if not.
+    """A new, empty file next to `path` to write to. It replaces `path` if the block succeeds and is deleted if not.
 
     The content is not flushed to the disk, which takes time. Use `write_atomically` for what must survive a power cut.
 
@@ -150,7 +150,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     """The text of a UTF-8 file of at most `max_bytes`. The caller's error message names the file."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size  # 0 for what is no plain file
+            size = os.fstat(file.fileno()).st_size  # 0 for anything but a plain file
             # To read all of a small file is three times as fast as to read it up to a limit.
             content = file.read() if 0 < size <= max_bytes else file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: the path holds a null character

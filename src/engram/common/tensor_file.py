@@ -71,7 +71,7 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
         if int(header["format"]) > newest:
             raise InputError(f"{path} was written by a newer version of Engram: this one reads formats up to {newest}")
         if header.pop("checksum") != _checksum(header, tensors):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum does not match")
     except InputError:
         raise
     except FileNotFoundError as error:

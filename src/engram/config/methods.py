@@ -54,7 +54,7 @@ def baseline_heads() -> list[str]:
 
 
 def datasets_of(benchmark: str) -> tuple[str, ...]:
-    """The datasets of which a benchmark's tasks can be made."""
+    """The datasets that a benchmark's tasks can be made from."""
     return (CUSTOM,) if benchmark == CUSTOM else tuple(BENCHMARKS.facts(benchmark)["datasets"])
 
 

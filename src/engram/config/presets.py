@@ -26,10 +26,10 @@ STEADY: dict[str, Any] = {
     "protect": "in-force",
 }
 
-# To choose settings by: seeds and samples from which no published result comes.
+# For choosing settings: a seed and samples that no published result uses.
 CHOOSING: dict[str, Any] = {"seed": 1000, "examine": "validation"}
 
-MAX_BYTES = 2**14  # of a file of settings, which has one or two thousand
+MAX_BYTES = 2**14  # the largest file of settings; usual ones have one or two thousand bytes
 
 
 def preset(benchmark: str, method: str, **changes: Any) -> Config:

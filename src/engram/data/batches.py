@@ -63,10 +63,10 @@ def read_inputs(inputs: Tensor, permutation: Tensor | None = None, dtype: torch.
 class Piece:
     """Consecutive steps that some trials take together, with batches of one size."""
 
-    trials: slice  # of the trials of a stack
-    first_step: int  # of the epoch
+    trials: slice  # among the trials of a stack
+    first_step: int  # in the epoch
     num_steps: int
-    first_sample: int  # of the epoch's order
+    first_sample: int  # in the epoch's order
     batch_size: int
 
     @property

@@ -64,7 +64,7 @@ def imbalanced_permuted_mnist(
     strengths={"online-ewc": 400, "ewc": 400, "si": 1.0, "mas": 1.5},
 )
 def split_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int) -> list[Stream]:
-    """Two classes a task. The tasks are the same in all trials."""
+    """Two classes per task. The tasks are the same in all trials."""
     (dataset,) = datasets
     return [streams.split(dataset, num_tasks=num_tasks)] * len(trials)
 
@@ -88,7 +88,7 @@ def split_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks
     strengths={"online-ewc": 100, "ewc": 100, "si": 0.1, "mas": 1.0},
 )
 def vision_mixture(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int) -> list[Stream]:
-    """One dataset a task. The tasks are the same in all trials."""
+    """One dataset per task. The tasks are the same in all trials."""
     return [streams.mixture(datasets, num_tasks=num_tasks)] * len(trials)
 
 

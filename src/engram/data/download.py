@@ -1,6 +1,6 @@
 """Download the published datasets, from every mirror, with retries, and keep only what is the published file.
 
-A download goes to a hidden folder beside its target and is moved to its path only if its md5 sum is right, so an
+A download goes to a hidden folder next to its target and is moved to its path only if its md5 sum is right, so an
 interrupted or damaged one leaves nothing behind. From an archive only the expected members are taken, as regular files,
 under the names that the source gives: no path and no link inside an archive is followed.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _CHUNK_BYTES = 2**16
-MAX_MEMBERS = 1000  # of an archive that are read; CIFAR-10's has nine
+MAX_MEMBERS = 1000  # read from an archive; CIFAR-10's has nine
 
 
 class Bar(Protocol):

@@ -1,7 +1,7 @@
 """The file formats of the published datasets, from bytes to arrays: gzip, IDX, CIFAR-10's binary version, MATLAB 5.
 
 Files can come from anywhere, so nothing in them is trusted. A declared size is compared with the bytes that are there
-before any memory is allocated, decompression is bounded, nothing is unpickled, and whatever is wrong becomes one
+before any memory is allocated, decompression is bounded, nothing is unpickled, and every fault is reported in one
 sentence that names the file. A split of a dataset is a list of parts (IDX keeps images and labels in two files,
 CIFAR-10 keeps five files of both), which `join` puts together.
 """
@@ -25,9 +25,9 @@ from engram.common.errors import InputError
 from engram.data.samples import Samples
 
 NUM_CLASSES = 10
-MAX_BYTES = 256 * 2**20  # of a file or its content; the largest published one is SVHN's training images, 215 MiB
+MAX_BYTES = 256 * 2**20  # in a file or its content; the largest published one is SVHN's training images, 215 MiB
 MAX_LABELS = 10_000_000  # MNIST has 60,000
-MAX_VARIABLES = 100  # of a MATLAB file; SVHN's have two
+MAX_VARIABLES = 100  # in a MATLAB file; SVHN's have two
 
 
 @dataclass(frozen=True)
@@ -245,5 +245,5 @@ def _variable(data: memoryview, order: str, file: str) -> tuple[str, NDArray[Any
         raise InputError(f"{file} declares a variable of {shape} but holds {len(numbers)} bytes of it")
     try:
         return bytes(name).decode("latin-1"), np.frombuffer(numbers, dtype).reshape(shape, order="F")
-    except ValueError as error:  # no bytes, and sizes too large for NumPy beside a size of 0
+    except ValueError as error:  # no bytes, since one size is 0 and others are too large for NumPy
         raise InputError(f"{file} declares a variable of the impossible shape {shape}") from error

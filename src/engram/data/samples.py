@@ -50,7 +50,7 @@ class Samples:
         return self.targets if self.rows is None else self.targets[self.rows]
 
     def check(self, what: str, shape: tuple[int, ...], classes: Sequence[int]) -> None:
-        """Refuse samples that are no part of a task with this shape of inputs and these classes."""
+        """Refuse samples that do not belong to a task with this shape of inputs and these classes."""
         if len(self) == 0:
             raise InputError(f"{what} are empty")
         if tuple(self.inputs.shape[1:]) != shape:

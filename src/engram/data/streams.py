@@ -177,7 +177,7 @@ def imbalanced(
 
 
 def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
-    """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair a task, with the other outputs masked out.
+    """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair per task, with the other outputs masked out.
 
     Args:
         dataset: a loaded dataset, or its name.
@@ -212,7 +212,7 @@ def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_t
 
 
 def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) -> Stream:
-    """The vision datasets mixture: one dataset a task, each with its own outputs, as 3-channel images of 32×32.
+    """The vision datasets mixture: one dataset per task, each with its own outputs, as 3-channel images of 32×32.
 
     Args:
         datasets: loaded datasets, or their names.

@@ -49,7 +49,7 @@ class Custom:
 
 NOTHING_CUSTOM = Custom()
 PRECISIONS = ("tf32", "float32", "float64")
-MAX_WEIGHTS = 2**30  # of a network's layers: 4 GiB, and training takes several times as much
+MAX_WEIGHTS = 2**30  # in a network's layers: 4 GiB, and training takes several times as much
 
 
 def dataset_names(config: Config) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -
         made = features(torch.zeros(2, *input_shape))
     if not isinstance(made, torch.Tensor) or made.ndim != 2 or len(made) != 2:
         shape = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
-        raise InputError(f"features must return one row a sample, (batch, width), not {shape} for a batch of 2")
+        raise InputError(f"features must return one row per sample, (batch, width), not {shape} for a batch of 2")
     return made.shape[1]
 
 

@@ -239,7 +239,7 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Posit
 def _load(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
     own = model.state_dict(keep_vars=True)
     if {name: _form(tensor) for name, tensor in own.items()} != {name: _form(tensor) for name, tensor in state.items()}:
-        raise ValueError("its models have other tensors")
+        raise ValueError("its models have different tensors")
     for name, tensor in own.items():
         tensor.copy_(state[name])
 

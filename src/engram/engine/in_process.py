@@ -1,4 +1,4 @@
-"""Train stacks in this process, from their checkpoints if there are any; and what an engine is."""
+"""The engine contract, and the engine that trains stacks in this process, from their checkpoints if there are any."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class _StackTraining:
             self._note(note)
         task = self.position.task - 1 if task_ended else self.position.task
         self._report(Progress(self._done, task, task_ended=task_ended))
-        if self.position.task == self.config.num_tasks:  # the end has a checkpoint of its own kind
+        if self.position.task == self.config.num_tasks:  # the end has another kind of checkpoint
             return
         if self.checkpoints is not None and self.checkpoints.is_due(task_ended):
             self._try_to_save(self._save)
@@ -185,7 +185,7 @@ class _StackTraining:
     def _try_to_save(
         self, save: Callable[[], None], effect: str = "training continues, and saves again when it can"
     ) -> None:
-        """Save something; if that fails, because the disk is full for example, continue without."""
+        """Save something; if that fails, for example because the disk is full, continue without."""
         try:
             save()
         except (OSError, InputError) as error:

@@ -1,4 +1,4 @@
-"""What a model is seen to do before it trains: which layers it calls in a plain chain, and whether it draws numbers."""
+"""Inspect a model before it trains: which layers it calls in a plain chain, and whether it draws random numbers."""
 
 from __future__ import annotations
 

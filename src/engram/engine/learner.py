@@ -13,12 +13,12 @@ from engram.penalties import Penalty
 
 @dataclass(frozen=True)
 class Record:
-    """What is recorded of a network in training at one step; the last three are NaN without a trace."""
+    """What is recorded about a network at one training step; the last three are NaN without a trace."""
 
     trial: int
     task: int
     epoch: int
-    step: int  # of the task, from 0
+    step: int  # in the task, from 0
     loss: float
     eta: float = float("nan")
     hebb_norm: float = float("nan")
@@ -27,7 +27,7 @@ class Record:
 
 @dataclass
 class Outcome:
-    """What one trial leaves: rows of the accuracy matrix as far as it came, and the records on the way."""
+    """What one trial leaves: the rows of the accuracy matrix so far, and the records made during training."""
 
     untrained: list[float] = field(default_factory=list)  # accuracy on each task before learning anything
     rows: list[list[float]] = field(default_factory=list)  # after each task, on all tasks up to the next one

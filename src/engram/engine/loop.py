@@ -25,9 +25,9 @@ class Position:
 
     task: int = 0
     epoch: int = 0
-    piece: int = 0  # of the epoch
-    part: float = 0.0  # of the epoch that is done, in [0, 1]
-    losses: list[Tensor] = field(default_factory=list)  # of the epoch's pieces so far
+    piece: int = 0  # in the epoch
+    part: float = 0.0  # the fraction of the epoch that is done, in [0, 1]
+    losses: list[Tensor] = field(default_factory=list)  # those of the epoch's pieces so far
     dynamics: list[Tensor] = field(default_factory=list)  # after those of them that end in a record
 
     def next_epoch(self) -> None:
@@ -165,7 +165,7 @@ def _record_epoch(learners: list[Learner], batches: Batches, position: Position,
 
 
 def _on_host(tensors: list[Tensor]) -> list[np.ndarray]:
-    """The tensors as arrays, fetched in one transfer: waiting for a GPU once is cheaper than once a tensor."""
+    """The tensors as arrays, fetched in one transfer: waiting for a GPU once is cheaper than once per tensor."""
     flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu()
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape).numpy() for part, tensor in zip(parts, tensors, strict=True)]

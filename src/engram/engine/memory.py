@@ -1,4 +1,4 @@
-"""Memory: how many models fit into a stack, and how many samples are processed at once."""
+"""Memory: how many models fit into a stack, and how many samples are processed at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Portion:
 
 
 def tensors_per_weight(learner: Learner) -> int:
-    """How many tensors as large as the weights a learner consists of at most.
+    """The largest number of tensors, each the size of the weights, that a learner consists of.
 
     The weights and room for a gradient; for a penalty what it remembers now (SI's path, start and step before),
     importance and anchor of its terms (EWC has a term for every task), gain and shift, and as much again while those of
@@ -127,7 +127,7 @@ Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one co
 
 
 def largest_stack(configs: Sequence[Config], build: Build, device: torch.device) -> int | None:
-    """How many models of the largest kind fit into memory together, beside the data; None for any number.
+    """How many models of the largest kind fit into memory together with the data; None for any number.
 
     Args:
         configs: one of each kind.

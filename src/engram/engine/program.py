@@ -1,4 +1,4 @@
-"""What a program is: how a device trains a stack; and what all programs use."""
+"""The contract of a program, which trains a stack on a device; and functions that all programs use."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from engram.config.settings import Config
 from engram.engine.learner import Outcome
 
 Key = tuple[str, int]  # the label of a config, and a trial
-Outcomes = dict[Key, Outcome]  # of all trials that have started
+Outcomes = dict[Key, Outcome]  # for all trials that have started
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-StopAsked = Callable[[], bool]  # whether to save everything and stop
+StopAsked = Callable[[], bool]  # returns whether to save everything and stop
 
 
 def no_report(progress: Progress) -> None:

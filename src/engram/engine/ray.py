@@ -1,4 +1,4 @@
-"""The stacks of a run on a Ray cluster: as many at once as there is room for, each a Ray task.
+"""The stacks of a run on a Ray cluster: each is a Ray task, and as many train together as there is room for.
 
 Workers send their progress to a small actor, from which the driver takes it. Checkpoints are in the run's folder, which
 all machines must see. When a worker dies, another one resumes its stack from the last checkpoint.
@@ -27,10 +27,10 @@ from engram.engine.in_process import ReportOfStack, Stack, environment, train_st
 from engram.engine.progress import Outcomes, Progress, StopAsked
 from engram.engine.stacks import Builder
 
-RETRIES = 3  # of a stack whose worker died
+RETRIES = 3  # for a stack whose worker died
 SECONDS_TO_CONNECT = 10.0
-SECONDS_BETWEEN_POLLS = 0.2  # of the driver
-SECONDS_BETWEEN_MESSAGES = 0.5  # of a worker
+SECONDS_BETWEEN_POLLS = 0.2  # by the driver
+SECONDS_BETWEEN_MESSAGES = 0.5  # from a worker
 TIME_FOR_MESSAGES = 0.1  # the fraction of a worker's time: the outcomes of a thousand tasks are large
 SECONDS_FOR_ORPHANS = 60.0  # until the worker of a killed driver must have ended, before another takes its stack
 
@@ -73,7 +73,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Processes started within it ignore Ctrl-C: the driver handles it, and tells the workers to stop."""
+    """Processes started within this context ignore Ctrl-C: the driver handles it, and tells the workers to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,7 +107,7 @@ class RayEngine:
         return self._call(builder.device_name, _limit, light, *datasets)
 
     def train(self, stacks: Sequence[Stack], report: ReportOfStack, stop_asked: StopAsked) -> None:
-        """Train all stacks at once, as far as there is room."""
+        """Train all stacks, as many together as there is room for."""
         channel = self.ray.remote(_Channel).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
         driver = _Driver(self, channel, report)
         try:
@@ -125,7 +125,7 @@ class RayEngine:
         return task.remote(self.threads, _train, light_stack, attempt, channel, *datasets)
 
     def _device(self, device: str) -> str:
-        """ "auto" means the GPUs of the cluster, if it has any. A worker sees one GPU, whatever its number."""
+        """ "auto" means the GPUs of the cluster, if it has any. A worker sees one GPU, under any number."""
         if device == "auto":
             device = "cuda" if self.ray.cluster_resources().get("GPU", 0) else "cpu"
         return "cuda" if device.startswith("cuda") else device
@@ -221,7 +221,7 @@ class _Driver:
         stack = self.pending.pop(task)
         number, last_task, errors = stack.number, stack.builder.config.num_tasks - 1, self.engine.ray.exceptions
         try:
-            outcomes = self.engine.ray.get(task)  # complete, whatever became of the messages
+            outcomes = self.engine.ray.get(task)  # complete, even if messages were lost
             self._report(number, Progress(1.0, last_task, outcomes=outcomes, task_ended=True))
         except errors.RayTaskError as failed:
             if not isinstance(failed.cause, Stopped):
@@ -230,7 +230,7 @@ class _Driver:
         except errors.RayError as death:
             self.deaths[number] = times = self.deaths[number] + 1
             if times > RETRIES:
-                what = f"the workers of stack {number + 1} died {times} times, at last with: {reason(death)}"
+                what = f"the workers of stack {number + 1} died {times} times, the last one with: {reason(death)}"
                 raise InputError(f"{what}; the run can be resumed from its last checkpoint") from death
             note = f"a worker of stack {number + 1} died: retrying ({times} of {RETRIES})"
             self.report(number, Progress(0, 0, note=note))
@@ -268,7 +268,7 @@ class _Sender:
         self.task_ended = False  # since the last message
 
     def report(self, progress: Progress) -> None:
-        """Send progress if it is time, or if there is a note; outcomes only if a task ended since they were sent."""
+        """Send progress if it is due, or if there is a note; outcomes only if a task ended since they were sent."""
         import ray
 
         began = time.monotonic()

@@ -17,7 +17,7 @@ class Runtime:
     Args:
         device: "auto" (the GPU if there is one), "cpu", "cuda", ...
         precision: "tf32" (on GPUs that have it, otherwise as float32), "float32" or "float64".
-        max_stack: at most so many models train together; by default as many as fit into memory.
+        max_stack: the largest number of models that train together; by default as many as fit into memory.
         engine: what trains the stacks; see `engram.engine.start_engine`.
 
     Example:

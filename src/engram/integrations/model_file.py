@@ -28,7 +28,7 @@ def save_model(
 ) -> None:
     """Write a model and the state of its penalty into one safetensors file, completely or not at all.
 
-    The file holds the parameters and buffers of `model.state_dict()`, traces included, from whatever device; the
+    The file holds the parameters and buffers of `model.state_dict()`, traces included, from any device; the
     penalty's kind, settings and state; and the `plastic_settings` of modules that have them, a dictionary of what they
     compute with besides tensors (for example `trace_scale` of a `DHPSoftmax`). It holds no code: to load it, you build
     the model and the penalty first. The optimizer's state (momentum) is not saved.

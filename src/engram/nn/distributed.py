@@ -165,7 +165,7 @@ def add_over_ranks(tensors: Iterable[Tensor], ranks: Ranks) -> None:
 
 
 def take_from_first_rank(tensors: Iterable[Tensor], ranks: Ranks) -> None:
-    """Replace each tensor, in place, by what it is on the first rank.
+    """Replace each tensor, in place, by that of the first rank.
 
     Args:
         tensors: on every rank the same shapes, in the same order.

@@ -31,8 +31,8 @@ class Watch:
         theta.register_post_accumulate_grad_hook(self)
 
     def begin_step(self) -> None:
-        self.version: int | None = None  # of the gradient, as the last backward() of this step left it
-        self.weight_version: int | None = None  # of the weight, when the first gradient of this step was made
+        self.version: int | None = None  # the gradient's version after the last backward() of this step
+        self.weight_version: int | None = None  # the weight's version at the first gradient of this step
         self.moved = False  # whether the weight changed between the first and the last gradient
 
     def __call__(self, theta: Tensor) -> None:

@@ -39,8 +39,8 @@ class Penalty(ABC):
     and `penalty.consolidate(batches)` when a task has been learned.
 
     A custom penalty of the form  λ Σ Ω (θ − θ*)²  derives from `engram.penalties.Quadratic` and defines `importance`.
-    Any other derives from this class and defines `loss` and `consolidate`, and whatever else it needs. An engine calls
-    the verbs that a class defines.
+    Any other derives from this class and defines `loss`, `consolidate` and any other verbs that it needs. An engine
+    calls the verbs that a class defines.
 
     Args:
         model: any module, already on its device. Its trainable slow weights are protected; parameters that a
@@ -94,7 +94,7 @@ class Penalty(ABC):
 
     @abstractmethod
     def loss(self) -> Tensor:
-        """The cost of the weights as they are now, a scalar."""
+        """The cost of the current weights, a scalar."""
 
     def proximal_step(self, learning_rate: float | Optimizer) -> None:
         """Move the weights to the minimiser of  ‖θ′ − θ‖² / (2 lr) + loss(θ′).
@@ -176,7 +176,7 @@ class Penalty(ABC):
         """Tensors of the shapes that a state to be loaded must have.
 
         Args:
-            state: the state to be loaded, of which only the names are read.
+            state: the state to be loaded, only the names of which are read.
         """
         return self.initial_state(self.parameters)
 
@@ -255,7 +255,7 @@ def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None
     """
     if before.keys() != now.keys():
         other = min(before.keys() ^ now.keys())
-        raise InputError(f"a penalty can follow layers that grew, but the model's slow weights are others: {other!r}")
+        raise InputError(f"a penalty can follow layers that grew, but the model has different slow weights: {other!r}")
     for name, theta in now.items():
         then = before[name]
         if then.shape[1:] != theta.shape[1:] or then.ndim != theta.ndim or (theta.ndim and len(theta) < len(then)):

@@ -2,7 +2,7 @@
 
 The gradient of a linear layer for one sample is an outer product, d_j x_i, and f(d_j x_i) = f(d_j) f(x_i), so the
 sum over a batch is one matrix product, f(D)ᵀ f(X): exact, at the price of a forward and a backward pass. A
-convolution takes one small product per sample. That holds where a layer's own forward, called once on one row a
+convolution takes one small product per sample. That holds where a layer's own forward, called once on one row per
 sample, is all that uses its parameters. Everything else goes through `torch.func.vmap`, or, where a module cannot
 be mapped, through one backward pass per sample.
 """
@@ -31,7 +31,7 @@ class ProductLayer:
     layer: nn.Module
     shape: torch.Size
     dtype: torch.dtype
-    parameters: frozenset[str]  # by their names in the model: those that nothing but the layer's own call uses
+    parameters: frozenset[str]  # the names, in the model, of those that only the layer's own call uses
 
 
 Layers = dict[str, ProductLayer]  # by the prefix of the layer's parameters
@@ -82,7 +82,7 @@ def known_layers(model: nn.Module, batches: Iterable[Tensor] = ()) -> Iterator[N
 
     Args:
         model: any.
-        batches: inputs of the shapes to search for at once.
+        batches: inputs of the shapes to search for immediately.
 
     Example:
         >>> with known_layers(model, [inputs]):

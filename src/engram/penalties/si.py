@@ -27,7 +27,7 @@ class SI(Quadratic):
     path_k ← path_k − g_k Δθ_k            after each step, g the gradient of the task's loss alone
     Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
 
-    Four traps are avoided here. The penalty's own gradient is no part of g: where `loss()` went into the
+    Four traps are avoided here. The penalty's own gradient is not part of g: where `loss()` went into the
     backward pass, it is taken out again. Nor is g what clipping or a GradScaler makes of the gradient: where
     there is either, call `after_backward` before it; a loop that forgets to gets an error. A path that raised the loss
     makes a weight unimportant, not of negative importance. What is remembered of the weights is copies, never views

@@ -117,7 +117,7 @@ def remember(
     Args:
         state: what was remembered before the task.
         importance: Ω_task of each weight.
-        anchor: θ of each weight, as it is now.
+        anchor: the current θ of each weight.
         every_task: whether every task has its own term.
         gamma: γ.
 
@@ -186,7 +186,7 @@ def _sums_over(terms: Sequence[Term]) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def check_finite(importance: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the importances if all are finite; others would keep a weight at NaN for ever, and are refused.
+    """Return the importances if all are finite; others would keep a weight at NaN forever, and are refused.
 
     Args:
         importance: Ω of each weight.

@@ -101,7 +101,7 @@ def settings_table(sides: Sequence[Side]) -> Table:
     by_label: dict[str, list[Side]] = {}
     for side in sides:
         by_label.setdefault(side.label, []).append(side)
-    # A label is compared with itself: that two methods of one run have their own strengths is no difference of runs.
+    # A label is compared with itself: different strengths of two methods of one run are not a difference between runs.
     groups = [group for group in by_label.values() if len(group) > 1] or [list(sides)]
     rows = [
         (name, *(gathered((s.label, getattr(s.result.config, name)) for s in sides if s.run == run) for run in names))
@@ -124,7 +124,7 @@ def accuracy_table(sides: Sequence[Side]) -> Table:
 
 
 def differences_table(sides: Sequence[Side]) -> Table:
-    """All other runs less the first, in pairs of trials; notes name what has no pair."""
+    """All other runs minus the first, in pairs of trials; notes name what has no pair."""
     first, *others = dict.fromkeys(side.run for side in sides)
     baselines = [side for side in sides if side.run == first]
     rows: list[tuple[str, ...]] = []

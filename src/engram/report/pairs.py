@@ -1,4 +1,4 @@
-"""Pairs: two Results trial by trial, by trial number; and our numbers beside the paper's."""
+"""Pairs: two Results trial by trial, by trial number; and our numbers next to the paper's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pair:
     """Two Results, trial by trial: only the trials that both have.
 
     `label` and `baseline_label` name the two, `result` and `baseline` are the Results. Every difference is the result
-    less the baseline.
+    minus the baseline.
 
     Example:
         pair = Pair("dhp+si", "si", run.results["dhp+si"], run.results["si"])
@@ -69,7 +69,7 @@ class Pair:
         return all(getattr(here, name) == getattr(there, name) for name in names_of(stage="features"))
 
     def difference(self, measure: Callable[[Result], Array]) -> Estimate:
-        """Of result less baseline in any measure that has one value a trial; a trial without a value is left out.
+        """The result minus the baseline, in a measure with one value per trial; trials without a value are left out.
 
         Example:
             pair.difference(lambda result: result.first_task[:, -1])
@@ -129,7 +129,7 @@ def baseline_label(label: str, result: Result) -> str | None:
 
 
 def pairs(results: Mapping[str, Result]) -> list[Pair]:
-    """Every Result with the DHP Softmax beside the one that is the same without it, where they can be paired.
+    """Every Result with the DHP Softmax, paired with the one that is the same without it, if they can be paired.
 
     `results` are those of one run, by label.
 

@@ -95,7 +95,7 @@ def write_figures(
 
 
 def reproduction_tables(reproduction: Reproduction) -> list[Table]:
-    """Table I in our numbers beside the paper's, and the verdicts on the paper's claims.
+    """Table I with our numbers next to the paper's, and the verdicts on the paper's claims.
 
     Example:
         for made in reproduction_tables(read_reproduction("results")):
@@ -108,7 +108,7 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
 
 
 def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
-    """Every figure, by the folder that it belongs in: the overview's, then one a benchmark."""
+    """Every figure, by the folder that it belongs in: the overview's, then one per benchmark."""
     found = {"overview": draw_overview(runs)}
     for benchmark in dict.fromkeys(benchmark for benchmark, _ in runs):
         found[benchmark] = [each for some in draw_benchmark(runs, benchmark).values() for each in some]
@@ -161,7 +161,7 @@ def reproduction_page(reproduction: Reproduction) -> str:
     return render(
         "Engram, report of a reproduction",
         "Differentiable Hebbian Consolidation, reproduced",
-        "The paper's Table I, over trials and with standard errors, beside the paper's own numbers.",
+        "The paper's Table I from our trials, with standard errors, next to the paper's own numbers.",
         [
             notice(QUICK, ["Made to see that everything runs; draw no conclusions from it."], "quick")
             if reproduction.quick
@@ -195,7 +195,7 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     else:
         blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
     if variant := variant_results(runs, benchmark):
-        blocks += [heading("With the steady trace, beside the table's baselines"), *table_blocks(tables_of(variant))]
+        blocks += [heading("With the steady trace, next to the table's baselines"), *table_blocks(tables_of(variant))]
         blocks.append(figures(found["variant"], benchmark))
     settings = [each for part in ("sensitivity", "strengths") for each in found.get(part, [])]
     blocks.append(figures(settings, benchmark))
@@ -220,12 +220,12 @@ def _made_with(runs: Runs) -> list[Html]:
             shown.add(benchmark)
             name = title_of(benchmark) + ("" if part == "table" else f", {part}")
             made = (data_table(run.about, f"Data of {name}"), versions_table(run.about, f"Versions of {name}"))
-            beside = [table(content, "words") for content in made if content is not None]
-            blocks.append(side_by_side([table(settings_table(run.results, f"Settings of {name}"), "words")], beside))
+            facts = [table(content, "words") for content in made if content is not None]
+            blocks.append(side_by_side([table(settings_table(run.results, f"Settings of {name}"), "words")], facts))
     return blocks
 
 
 def _of_variant(made: Drawing) -> Drawing:
-    """With its own name and title, since it stands beside the table's."""
+    """With its own name and title, since it appears next to the table's."""
     title = f"With the steady trace: {made.title[0].lower()}{made.title[1:]}"
     return dataclasses.replace(made, name=f"variant-{made.name}", title=title)

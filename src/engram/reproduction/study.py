@@ -20,11 +20,11 @@ WITH_FISHER = ("online-ewc", "dhp+online-ewc")
 
 @dataclass(frozen=True)
 class Change:
-    """Settings that are changed, and the methods to which they can matter."""
+    """Settings that are changed, and the methods that they can affect."""
 
     settings: dict[str, Any]
     methods: tuple[str, ...] = PAPER_METHODS
-    beside: str = BASE  # the change that the other methods have, with which these are compared
+    compared_with: str = BASE  # the change of the other methods, which these are compared with
 
 
 CHANGES: dict[str, Change] = {
@@ -34,7 +34,9 @@ CHANGES: dict[str, Change] = {
     "LeakyReLU slope 0.3": Change({"leaky_slope": 0.3}),
     "η unbounded": Change({"eta_range": "unbounded"}, PLASTIC),
     "η unbounded, inputs standardised": Change(
-        {"eta_range": "unbounded", "input_mean": 0.1307, "input_std": 0.3081}, PLASTIC, beside="inputs standardised"
+        {"eta_range": "unbounded", "input_mean": 0.1307, "input_std": 0.3081},
+        PLASTIC,
+        compared_with="inputs standardised",
     ),
     "no gradient through the trace": Change({"trace_gradient": False}, PLASTIC),
     "η fixed": Change({"learn_eta": False}, PLASTIC),

@@ -1,4 +1,4 @@
-"""The tables of a reproduction: Table I beside the paper's, the claims, and those of docs/reproduction.md."""
+"""The tables of a reproduction: Table I next to the paper's, the claims, and those of docs/reproduction.md."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def baseline_table(runs: Runs) -> Table:
                 near = "yes" if abs(distance) <= NEAR else "no"
                 last = metrics.estimate(result.latest_task[:, -1])
                 rows.append((f"{title_of(benchmark)}: {method}", f"{distance:+.2f}", near, number(100 * last.mean, 1)))
-    columns = ("", "ours less the paper's", f"within {NEAR} points", "last task when just learned, %")
+    columns = ("", "ours minus the paper's", f"within {NEAR} points", "last task when just learned, %")
     return Table("The baselines, in points of accuracy", columns, rows)
 
 
@@ -96,7 +96,7 @@ def differences(found: Sequence[Pair], title: str, against_paper: bool = True) -
         )
         for pair in found
     ]
-    title = f"{title}, less the same method without it: points of accuracy, paired by trial"
+    title = f"{title}, minus the same method without it: points of accuracy, paired by trial"
     last = "the paper's difference is" if against_paper else "the interval is"
     return Table(title, ("", "paper", "ours, 95% interval", "p", "pairs", last), rows)
 
@@ -178,7 +178,7 @@ def grid_leads(runs: Runs, benchmark: str) -> tuple[int, int]:
 
 
 def strength_tables(runs: Runs) -> list[Table]:
-    """For each grid the best strength of each method, beside the paper's."""
+    """For each grid the best strength of each method, next to the paper's."""
     tables = []
     for benchmark in PAPER_BENCHMARKS:
         if (benchmark, "strengths") not in runs:
@@ -203,9 +203,9 @@ def study_table(runs: Runs, benchmark: str) -> Table:
     for change, made in changes_of(benchmark).items():
         cells = []
         for method in PLASTIC:
-            plastic = run.results.get(f"{change}: {method}") or run.results[f"{made.beside}: {method}"]
+            plastic = run.results.get(f"{change}: {method}") or run.results[f"{made.compared_with}: {method}"]
             name = baseline_of(method)
-            baseline = run.results.get(f"{change}: {name}") or run.results[f"{made.beside}: {name}"]
+            baseline = run.results.get(f"{change}: {name}") or run.results[f"{made.compared_with}: {name}"]
             if f"{change}: {method}" not in run.results and f"{change}: {name}" not in run.results:
                 cells += ["", ""]
                 continue
@@ -213,7 +213,7 @@ def study_table(runs: Runs, benchmark: str) -> Table:
         rows.append((change, *cells))
     columns = [word for method in PLASTIC for word in (baseline_of(method), "DHP adds")]
     config = next(iter(run.results.values())).config
-    models, trials = run.num_models, f"{config.trials} trials, a seed of its own"
+    models, trials = run.num_models, f"{config.trials} trials, with its own seed"
     title = f"{title_of(benchmark)}, {config.num_tasks} tasks: {models} networks, {trials}"
     return Table(title, ("change", *columns), rows)
 
@@ -258,7 +258,7 @@ def data_table(runs: Runs) -> Table:
 
 
 def times_table(runs: Runs) -> Table:
-    """How long each run took, on what, and by which command."""
+    """How long each run took, on which device, and with which command."""
     rows = []
     for (benchmark, part), run in runs.items():
         environment = run.about["environment"]

@@ -49,7 +49,7 @@ def run(
         data: the folder with the datasets; by default $ENGRAM_DATA, or the user's cache folder.
         device: "auto" (the GPU if there is one), "cpu", "cuda", ...
         precision: "tf32" (on GPUs that have it, otherwise as float32), "float32" or "float64".
-        max_stack: at most so many models train together; by default as many as fit into memory.
+        max_stack: the largest number of models that train together; by default as many as fit into memory.
         engine: what trains the stacks, from `engram.engine.start_engine`; by default this process.
         report: called with a `Progress` several times an epoch and after each task.
 

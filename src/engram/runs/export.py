@@ -44,7 +44,7 @@ def export(
         folder: the folder that was listed.
         chosen: rows of `store.list_runs`, or those that `store.select` left.
         out: a .csv or .parquet file, which is replaced.
-        matrix: a row for each accuracy that was measured, on a task after so many tasks, where 0 is before the first;
+        matrix: a row for each accuracy that was measured, on a task after a number of tasks (0: before the first),
             in place of a row for each trial.
         report: called with how many of how many runs have been read.
 

@@ -116,7 +116,7 @@ class RunFolder:
             rescued = self._rescue(results)
             if rescued is None:
                 how = f"`engram run --resume {self.path}` resumes at the last checkpoint"
-                raise InputError(f"{problem}; nor elsewhere, so they are lost; {how}") from error
+                raise InputError(f"{problem}, nor anywhere else, so they are lost; {how}") from error
             raise InputError(f"{problem}; they are in {rescued}, and `engram table {rescued}` shows them") from error
 
     def check(self) -> None:

@@ -221,7 +221,7 @@ def _result(config: Config, entry: Mapping[str, Any], data: list[dict[str, Any]]
         raise ValueError(f"its tables are not of {len(trials)} trials and {tasks} tasks")
     diverged = [divergence_of(each) for each in entry["diverged"]]
     if not {divergence.trial for divergence in diverged} <= set(trials):
-        raise ValueError("a trial diverged that it does not have")
+        raise ValueError("it has a divergence of a trial that it does not have")
     return Result(config, tuple(trials), accuracy, untrained, diverged=diverged, data=data)
 
 
@@ -269,5 +269,5 @@ def provenance_of(record: Any) -> dict[str, Any]:
     name, origin, train, test = (record[key] for key in ("name", "origin", "train", "test"))
     named = all(isinstance(word, str) and word.isprintable() for word in (name, origin))
     if not named or not all(type(count) is int for count in (train, test)):
-        raise ValueError(f"{shortened(record)} is no dataset with a name, an origin and numbers of samples")
+        raise ValueError(f"{shortened(record)} is not a dataset with a name, an origin and numbers of samples")
     return {"name": name, "origin": origin, "train": train, "test": test}

@@ -16,13 +16,13 @@ from engram.config.settings import SETTINGS, Config
 from engram.runs.format import DAMAGE, RESULTS, RUN, check_format, read_description, read_results
 from engram.runs.result import Result
 
-SWEEP, REPRODUCTION = "sweep.json", "reproduction.json"  # each makes a folder of runs what it is
+SWEEP, REPRODUCTION = "sweep.json", "reproduction.json"  # each marks a folder of runs as one of these
 STATES = ("finished", "unfinished", "diverged", "damaged")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a folder holds of a run, as far as it can be read.
+    """A run as read from its folder, as far as it can be read.
 
     Example:
         >>> run = read_run("runs/demo")
@@ -31,7 +31,7 @@ class Run:
 
     path: Path
     configs: dict[str, Config]
-    results: dict[str, Result] = field(default_factory=dict)  # of the labels that have started
+    results: dict[str, Result] = field(default_factory=dict)  # for the labels that have started
     about: dict[str, Any] = field(default_factory=dict)  # command, started, finished, versions, runtime, data, …
     problems: dict[str, str] = field(default_factory=dict)  # a sentence for each label that is damaged
 
@@ -59,7 +59,7 @@ class Run:
 
 
 def read_run(path: str | Path, *, dynamics: bool = True) -> Run:
-    """Read a run, or a sweep as one run, whatever state it is in.
+    """Read a run, or a sweep as one run, in any state.
 
     A damaged entry costs only its own label, see `Run.problems`; without a readable `run.json` there is no run.
 

@@ -32,7 +32,7 @@ CHECKPOINTS = "checkpoints"
 def check_run(
     configs: Mapping[str, Config], runtime: Runtime, *, log: str | None = None, dynamics: bool = True
 ) -> None:
-    """Refuse what cannot be run anywhere, or not here, as far as that is known without the data."""
+    """Refuse what cannot be run at all, or not on this machine, as far as that can be told without the data."""
     check_log(log)
     runtime.environment()
     check_together(configs)
@@ -132,7 +132,7 @@ def resume_run(
         True
     """
     path = Path(path)
-    read_unfinished(path)  # refuse what is no run before its log is touched
+    read_unfinished(path)  # refuse a folder without a run before its log is touched
     with opened(path) as file:
         configs, about = read_unfinished(path)
         runtime = _recorded_runtime(path, about, engine or InProcess(), device)

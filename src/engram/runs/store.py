@@ -27,7 +27,7 @@ COLUMNS = (
     *("run", "label", "method", "benchmark", "dataset", "tasks", "trials", "done", "state", "accuracy", "sem", "bwt"),
     *("started", "kind", "problem"),
 )
-OTHER_NAMES = {"tasks": "num_tasks"}  # of columns that are settings
+OTHER_NAMES = {"tasks": "num_tasks"}  # columns whose setting has another name
 CHOICES: dict[str, Callable[[], Sequence[str]]] = {
     "method": all_methods,
     "benchmark": lambda: (*BENCHMARKS.names(), CUSTOM),
@@ -190,14 +190,14 @@ def select(
         rows: of `list_runs`.
         conditions: of `parse_condition`.
         sort: a column or a setting, with a minus in front for the highest first. Rows without a value come last.
-        limit: at most so many rows.
+        limit: the largest number of rows.
     """
     by = sort.removeprefix("-")
     check_choice("column", by, (*COLUMNS, *(name for name in SETTINGS if name not in COLUMNS)))
     if limit is not None and limit < 1:
         raise InputError(f"the limit must be at least 1, not {limit}")
     found = [row for row in rows if all(condition.holds(row) for condition in conditions)]
-    if sort != "run":  # in the order of which they are already
+    if sort != "run":  # the order that they have already
         having = [row for row in found if row[by] is not None]
         having.sort(key=lambda row: row[by], reverse=sort.startswith("-"))
         found = having + [row for row in found if row[by] is None]

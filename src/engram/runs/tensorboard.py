@@ -35,7 +35,7 @@ class Point:
     """Scalars, by their tags, at one position of a run."""
 
     position: tuple[int, float, int]  # task, epoch, record of the epoch: the same in all trials
-    step: int  # of the whole run, which trials of unequal length reach at different positions
+    step: int  # in the whole run, which trials of unequal length reach at different positions
     values: dict[str, float]
 
 
@@ -43,7 +43,7 @@ class TensorBoard:
     """Writes `FOLDER/LABEL/trial-0`, …, and `FOLDER/LABEL/mean`, for `tensorboard --logdir FOLDER`.
 
     It is a `report`. What it writes comes from the records that a run makes anyway, so nothing more is computed. A mean
-    is over the trials that came as far; it is written when all trials have that did not diverge.
+    is over the trials that have reached a point; it is written when all trials that did not diverge have reached it.
 
     Args:
         folder: a new or empty folder.
@@ -127,7 +127,7 @@ class _Trial:
     """How much has been written of one trial."""
 
     def __init__(self) -> None:
-        self.position: tuple[int, float, int] = (0, -1, 0)  # of the last point
+        self.position: tuple[int, float, int] = (0, -1, 0)  # the position of the last point
         self.step = 0
         self.steps_before = 0  # the task that is being learned
         self.num_records = self.num_rows = 0

@@ -102,7 +102,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
 
     def fit(self, X: Any, y: Any, task: Hashable = None) -> Self:
-        """Learn from scratch, in `epochs` passes over the data; whatever was learned before is lost.
+        """Learn from scratch, in `epochs` passes over the data; everything learned before is discarded.
 
         Args:
             X: the samples, (samples, features).
@@ -124,7 +124,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
 
         Args:
             X: the samples, (samples, features), dense; computed with in 32 bits.
-            y: a label for each sample: text, numbers or truth values, the same kind in all calls. The head grows by
+            y: a label for each sample: text, numbers or Booleans, the same kind in all calls. The head grows by
                 labels that are new.
             task: the task of these samples, any hashable value. If it is not the current task, the current one is
                 consolidated first. A task may come back.

@@ -228,4 +228,4 @@ def _as_json(what: str, value: Any) -> Any:
 
 
 def _unsavable(what: str, value: Any) -> InputError:
-    return InputError(f"{what} {value!r} cannot be saved: it must be text, a number or a truth value")
+    return InputError(f"{what} {value!r} cannot be saved: it must be text, a number or a Boolean")

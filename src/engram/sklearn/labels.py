@@ -61,7 +61,7 @@ def kind_of(labels: np.ndarray) -> str:
     """Numbers of all types are one kind, and so is text, whether NumPy's or Python's."""
     if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
         return "text"
-    return {"b": "truth values", "i": "numbers", "u": "numbers", "f": "numbers", "U": "text"}.get(
+    return {"b": "Booleans", "i": "numbers", "u": "numbers", "f": "numbers", "U": "text"}.get(
         labels.dtype.kind, f"values of {labels.dtype}"
     )
 

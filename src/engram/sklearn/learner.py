@@ -69,7 +69,7 @@ class ContinualLearner:
         self.memory = Reservoir(memory_size if needs_samples else 0, config.seed)
         self.seen: list[int] = []  # the classes of all samples so far
         self.classes: list[int] = []  # those of the current task
-        self.num_samples = 0  # of the current task
+        self.num_samples = 0  # in the current task
         self.num_calls = 0
 
     @property
@@ -161,7 +161,7 @@ class Reservoir:
         """Discard all samples."""
         self.num_tasks += 1
         self.num_seen = 0
-        self.inputs: Tensor | None = None  # (size, features), of which the first `len(self)` are samples
+        self.inputs: Tensor | None = None  # (size, features); the first `len(self)` rows are samples
         self.targets: Tensor | None = None  # (size,)
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Models one after another: the program for a CPU, and for models that cannot be mapped.
 
-On a CPU it saves nothing to batch small products: one network keeps it as busy as eighty. So each model takes its steps
+Batching small products saves nothing on a CPU: one network keeps it as busy as eighty. So each model takes its steps
 as its own module, exactly as it would alone, and the models are divided among the threads.
 """
 
@@ -20,7 +20,7 @@ from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.program import Batches, accuracy, consolidate_alone
 
-GATHERED = 16  # batches read at once for all models of a trial, few enough to stay in a cache
+GATHERED = 16  # batches read together for all models of a trial, few enough to stay in a cache
 
 
 class OneByOne:

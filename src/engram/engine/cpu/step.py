@@ -108,7 +108,7 @@ class FactoredDescent:
         outputs = []
         for prefix, (_, output, version) in self.seen.items():
             if output._version != version:
-                raise InputError(f"what came out of {prefix.removesuffix('.')!r} was changed in place")
+                raise InputError(f"the output of {prefix.removesuffix('.')!r} was changed in place")
             outputs.append(output)
         gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()], allow_unused=True)
         with torch.no_grad():

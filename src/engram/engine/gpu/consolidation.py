@@ -27,7 +27,7 @@ def consolidate_section(
         section: the learners.
         tasks: the task that was learned, by trial.
         dtype: to compute in.
-        portion: how many samples are read at once.
+        portion: how many samples are read at a time.
         notes: to which a line is added for each penalty that cannot be mapped.
 
     Example:
@@ -71,7 +71,7 @@ class _StackedState(Mapping[str, Tensor]):
     def __init__(self, penalties: Sequence[Quadratic], names: Mapping[str, str], number: Tensor):
         self.states = [penalty.state for penalty in penalties]
         self.keys_of = {_renamed(key, names): key for key in self.states[0]}
-        self.number = number  # of the penalty, a different one for each model of the mapping
+        self.number = number  # the number of the penalty, different for each model of the mapping
 
     def __getitem__(self, key: str) -> Tensor:
         return torch.stack([state[self.keys_of[key]] for state in self.states])[self.number]
@@ -84,7 +84,7 @@ class _StackedState(Mapping[str, Tensor]):
 
 
 def _renamed(key: str, names: Mapping[str, str]) -> str:
-    """A key of a state, whose weight has another name in the section than in its own model."""
+    """A key of a state, whose weight is named differently in the section and in its own model."""
     for own, name in names.items():
         if own != name and key.endswith(f".{own}"):
             return key.removesuffix(own) + name
@@ -94,7 +94,7 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
 def _importances(
     section: Section, rows: list[int], tasks: dict[int, Task], dtype: torch.dtype, portion: Portion
 ) -> dict[str, Tensor]:
-    """(K, *shape) of each protected weight, for the models in `rows`, whose tasks have as many samples each."""
+    """(K, *shape) of each protected weight, for the models in `rows`, whose tasks have the same number of samples."""
     penalties = [form_in_stack(section.learners[row]) for row in rows]
     one, names = penalties[0], section.rows.names[rows[0]]
     if "consolidate" in one.custom_verbs:

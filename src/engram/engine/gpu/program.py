@@ -33,9 +33,9 @@ class Part:
     """The models of one section that take part in a piece."""
 
     section: Section
-    rows: slice  # of the section
+    rows: slice  # their rows in the section
     trial: Tensor | None  # which of the piece's batches each of them gets; None where it is one each, in order
-    places: slice  # of them among all learners
+    places: slice  # their places among all learners
 
 
 class Mapped:
@@ -76,7 +76,7 @@ class Mapped:
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)
-        self.graphs.clear()  # they refer to the last task's data and pulls
+        self.graphs.clear()  # they refer to the previous task's data and pulls
         for section in self.sections:
             section.begin_task()
         sizes = self.batches.sizes(n)

@@ -95,7 +95,7 @@ class Section:
 
     @torch.no_grad()
     def _move_anchors(self) -> None:
-        """Those of weights that carry a trace, as it is now."""
+        """The fast parts of weights that carry a trace, at its current value."""
         for step in self.steps.values():
             if step.moving is not None:
                 layer = cast(DHPSoftmax, self.still.get_submodule(step.moving.layer))

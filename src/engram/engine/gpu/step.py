@@ -20,7 +20,7 @@ from engram.penalties.step import WeightStep
 class Rows:
     """Parameters and buffers of N models: one tensor (N, *shape) for each name. Model i is in row i.
 
-    A model's own tensors become views of its row: whatever changes the rows changes the models, and the reverse.
+    A model's own tensors become views of its row: changing the rows changes the models, and vice versa.
 
     Args:
         models: their parameters and buffers must have the same names and shapes. If any of them has a plastic
@@ -36,7 +36,7 @@ class Rows:
         plastic = any(isinstance(getattr(model, "head", None), DHPSoftmax) for model in models)
         alike = [as_plastic(model) if plastic else model for model in models]
         check_alike(alike)
-        # for each model, the names in the rows of its own parameters
+        # for each model, the names that its own parameters have in the rows
         self.names = [_names(own, model) for own, model in zip(models, alike, strict=True)]
         self.parameters = _stack([dict(model.named_parameters()) for model in alike])
         self.buffers = _stack([dict(model.named_buffers()) for model in alike])

@@ -183,7 +183,7 @@ def over_time(result: Result, name: str) -> tuple[Array, Array]:
 
     Trials may take different numbers of steps for a task, but all make the same number of records of it.
     """
-    values: dict[tuple[int, int], list[float]] = {}  # of (task, record) over trials
+    values: dict[tuple[int, int], list[float]] = {}  # by (task, record), over trials
     num_seen: dict[tuple[object, int], int] = {}  # records so far of (trial, task)
     for row in result.dynamics:
         trial, task = row["trial"], int(row["task"])

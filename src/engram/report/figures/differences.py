@@ -89,7 +89,7 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
     return Drawing(
         name,
         "What DHP adds, in pairs",
-        "Each trial with DHP less the same without: right of the line, DHP is better. Bars are 95% intervals."
+        "Each trial with DHP minus the same without: right of the line, DHP is better. Bars are 95% intervals."
         + (" Hollow: the paper's own difference, which has no interval." if _has_paper(pairs) else ""),
         figure,
         ("benchmark", "method", "baseline", "points", "low", "high", "pairs", "paper points"),
@@ -103,7 +103,7 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
 
 
 def paper_against_ours(results: Mapping[str, Result]) -> Drawing:
-    """The final accuracy of each label, ours with SEM beside the paper's.
+    """The final accuracy of each label, ours with SEM next to the paper's.
 
     Args:
         results: the Results of one run, by label.

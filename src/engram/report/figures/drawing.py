@@ -34,7 +34,7 @@ FORMATS = ("png", "pdf", "csv")
 STEADY: Any = {"svg.hashsalt": "engram", "svg.fonttype": "none", "pdf.fonttype": 42}
 WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
-# Okabe and Ito's colours, which can be told apart with any colour vision: one a penalty, dashed without DHP.
+# Okabe and Ito's colours, which can be told apart with any colour vision: one per penalty, dashed without DHP.
 COLOURS: dict[str | None, str] = {
     None: "#000000",
     "si": "#0072B2",
@@ -42,9 +42,9 @@ COLOURS: dict[str | None, str] = {
     "online-ewc": "#D55E00",
     "mas": "#009E73",
 }
-OTHER = "#CC79A7"  # of a penalty that has no colour here
+OTHER = "#CC79A7"  # for a penalty that has no colour here
 LINES = ("-", "--", ":", "-.")
-INK = "#000000"  # of text and axes; a page replaces it by its own
+INK = "#000000"  # for text and axes; a page replaces it by its own
 WIDTH = 4.8  # inches: a column of a paper, and about the width of a phone
 SMALL, MEDIUM = 7.5, 8.5  # sizes of text, in points
 LONGEST_LABEL = 30  # characters, in a legend of two columns
@@ -96,7 +96,7 @@ def look_of(method: str) -> Look:
 class Drawing:
     """What a figure shows, for eyes, in words and in numbers."""
 
-    name: str  # of its files
+    name: str  # the name of its files
     title: str
     caption: str  # how to read it
     figure: Figure

@@ -74,7 +74,7 @@ def accuracy_matrices(results: Mapping[str, Result]) -> Drawing:
 
 
 def mean_matrix(result: Result) -> Array:
-    """(tasks, tasks) in %: over trials, of what was measured; NaN above the diagonal."""
+    """(tasks, tasks) in %: the means over trials of the measured values; NaN above the diagonal."""
     values = np.where(np.tri(result.accuracy.shape[-1]) > 0, result.accuracy, np.nan)
     measured = np.isfinite(values).sum(axis=0)
     mean: Array = np.where(measured > 0, np.nansum(values, axis=0) / np.maximum(measured, 1), np.nan)

@@ -1,4 +1,4 @@
-"""One page that can be read anywhere: whatever runs a folder holds, as self-contained HTML."""
+"""One page that can be read anywhere: the runs of a folder as self-contained HTML."""
 
 from __future__ import annotations
 

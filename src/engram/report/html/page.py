@@ -17,7 +17,7 @@ Html = NewType("Html", str)  # markup that is safe to put into a page
 
 MANY_COLUMNS = 9  # tables with more are printed in smaller type
 NUMBERS = re.compile(r"[-+−–±.,%/\[\]\d\s]+")
-# Nothing may be fetched and nothing may run, whatever a result folder holds.
+# Nothing may be fetched and nothing may run, no matter what a result folder holds.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not allowed in a page, but possible in a file
 PAPER_ADDRESS = "https://arxiv.org/abs/2006.16558"
@@ -197,7 +197,7 @@ def side_by_side(*parts: Sequence[Html]) -> Html:
 
 
 def _sentence(text: str) -> str:
-    """What stands between backticks is to be typed."""
+    """Text between backticks is something to type, shown as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 

@@ -97,12 +97,12 @@ def made_with(run: Run) -> list[Html]:
     """The command, settings, data and versions of a run, as blocks of a page."""
     blocks = [heading("The command"), code(str(run.about["command"]))] if run.about.get("command") else []
     made = (data_table(run.about), versions_table(run.about))
-    beside = [table(content, "words") for content in made if content is not None]
-    return [*blocks, side_by_side([table(settings_table(best_results(run)), "words")], beside)]
+    facts = [table(content, "words") for content in made if content is not None]
+    return [*blocks, side_by_side([table(settings_table(best_results(run)), "words")], facts)]
 
 
 def missing_from_run(run: Run) -> list[str]:
-    """What a reader might look for in a run and not find, in sentences."""
+    """What a reader might expect from a run and will not find, in sentences."""
     sentences = [] if run.finished else [f"The run is not finished: resume it with `engram run --resume {run.path}`."]
     sentences += [f"{label}: {problem}." for label, problem in run.problems.items()]
     sentences += [
@@ -114,7 +114,7 @@ def missing_from_run(run: Run) -> list[str]:
 
 
 def missing_from(results: Results) -> list[str]:
-    """What a reader might look for in results and not find, in sentences."""
+    """What a reader might expect from results and will not find, in sentences."""
     sentences = unfinished(results)
     sentences += [
         f"{label}: {result.tasks_learned} of {result.config.num_tasks} tasks learned so far."
@@ -140,7 +140,7 @@ def missing_from(results: Results) -> list[str]:
     config = next(iter(results.values())).config
     if config.benchmark != CUSTOM and not any(map(has_paper_data, results.values())):
         tasks = f"{config.benchmark} with {_tasks(results)} of {config.dataset}"
-        sentences.append(f"The paper has no numbers for {tasks}, so there are none beside ours.")
+        sentences.append(f"The paper has no numbers for {tasks}, so none are shown next to ours.")
     return sentences
 
 

@@ -178,7 +178,7 @@ def survivors(scores: Mapping[Name, float]) -> list[Name]:
 
 
 def num_trials(num_points: int, trials: int, prune: bool) -> int:
-    """How many trials all points have had together when the last one has all of its own."""
+    """The number of trials over all points, when the last point has all its trials."""
     total, done = 0, 0
     for rung in rungs(trials, prune):
         total += num_points * (rung - done)

@@ -196,7 +196,7 @@ class _Sweep:
                 self.folder.path / "runs" / f"{first}-{rung}",
                 command=self.command,
                 runtime=self.runtime,
-                dynamics=False,  # of thousands of points, which nobody looks at
+                dynamics=False,  # they would be of thousands of points, and nobody would look at them
                 report=self._report_of(len(alive) * (rung - done)),
                 stop_asked=self.stop_asked,
             )
