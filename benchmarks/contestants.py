@@ -35,11 +35,11 @@ class Layer:
     out: int
     inner: int
     positions: int  # 1 for a linear layer
-    backward: bool  # whether the gradient by its inputs is needed: not for the first layer
+    backward: bool  # whether the gradient with respect to its inputs is needed: not for the first layer
 
     @property
     def flops(self) -> int:
-        """Of the forward pass, the gradient by the weights and, where needed, the gradient by the inputs."""
+        """Of the forward pass and the gradients with respect to the weights and, where needed, the inputs."""
         return (3 if self.backward else 2) * 2 * self.out * self.inner * self.positions
 
 

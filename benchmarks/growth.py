@@ -27,7 +27,7 @@ class Scale:
     seconds: float = 0.3  # for each stack
     seconds_of_heads: float = 0.3
     tasks: int = 1000
-    ewc_tasks: int = 200  # it has a term a task, and stops early
+    ewc_tasks: int = 200  # it has a term per task, and stops early
     samples: int = 200  # of a task
     turns: int = 105  # tasks at the end, in which a newcomer takes turns with each method
     skipped: int = 5  # of these turns: they warm up

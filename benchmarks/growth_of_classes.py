@@ -68,7 +68,7 @@ def grow_classes(setting: Setting) -> Found:
 
 
 class Head:
-    """A head with a batch, called as a network calls it: the gradient by its features is computed too."""
+    """A head with a batch, called as a network calls it: the gradient with respect to its features is computed too."""
 
     def __init__(self, name: str, num_classes: int, setting: Setting):
         draw = generator(0, "scaling classes", num_classes)

@@ -301,7 +301,7 @@ def test_first_interrupt_saves_and_stops(
     _, err = running.communicate(timeout=30)
     first, last = err.splitlines()
     assert running.returncode == code
-    assert first == "engram: stopping: finishing and saving the current steps; press Ctrl-C again to stop at once"
+    assert first == "engram: stopping: finishing and saving the current steps; press Ctrl-C again to stop immediately"
     assert last == f"engram: stopped; `engram run --resume {folder}` resumes it"
     assert CheckpointFolder(folder / "checkpoints").any_saved
     assert command("run", "--resume", folder) is None

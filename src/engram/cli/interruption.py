@@ -55,7 +55,7 @@ class Interruption:
             os._exit(self.exit_code)
         if self.nothing_to_save:
             raise KeyboardInterrupt
-        _print("stopping: finishing and saving the current steps; press Ctrl-C again to stop at once")
+        _print("stopping: finishing and saving the current steps; press Ctrl-C again to stop immediately")
 
     def end(self) -> NoReturn:
         self._print_stopped()

@@ -19,7 +19,7 @@ Agree = Literal["run", "stack", "section", "free"]
 
 
 class Rule(NamedTuple):
-    """What a value must fulfil, and the words for it: "epochs must be at least 1"."""
+    """A condition on a value, and the words for it: "epochs must be at least 1"."""
 
     holds: Callable[[Any], bool]
     words: str

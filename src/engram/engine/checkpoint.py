@@ -132,7 +132,7 @@ class Checkpoints:
             write_tensors(temporary, KIND, FORMAT, header, tensors)
             keep_previous(self.path, self.before)
             temporary.replace(self.path)
-        except Exception as error:  # raised by the next `wait`: nobody catches what a thread raises
+        except Exception as error:  # raised by the next `wait`, since nothing catches it in a thread
             self.failed = error
 
     def wait(self) -> None:

@@ -59,7 +59,7 @@ def start_run(
         configs: the settings by label. They agree on benchmark and dataset, and may differ in everything else.
         datasets: what they learn.
         path: a new or empty folder.
-        command: saved for whoever wants to run it again.
+        command: saved, so that it can be run again.
         runtime: where and how to compute.
         log: "tensorboard" to write event files into the folder too.
         about: more to save in `run.json`, such as the part of a reproduction.

@@ -124,7 +124,7 @@ def _line(error: Exception) -> str:
 
 
 def _in_utc(started: Any) -> str | None:
-    """In universal time, so that sorting the text sorts by time."""
+    """In UTC, so that sorting the text sorts by time."""
     try:
         return datetime.fromisoformat(started).astimezone(UTC).isoformat(timespec="seconds")
     except (TypeError, ValueError, OverflowError, OSError):
@@ -147,7 +147,7 @@ class Condition:
     value: Any
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row fulfils it. A row without a value only fulfils "is" and "is not"."""
+        """Whether a row meets it. A row without a value can only meet "is" and "is not"."""
         found = row[self.column]
         if self.comparison not in EQUALITY and found is None:
             return False
@@ -184,11 +184,11 @@ def parse_conditions(given: Mapping[str, str | None], where: Sequence[str] = ())
 def select(
     rows: Sequence[Row], conditions: Sequence[Condition] = (), *, sort: str = "run", limit: int | None = None
 ) -> list[Row]:
-    """The rows that fulfil all conditions, sorted.
+    """The rows that meet all conditions, sorted.
 
     Args:
-        rows: of `list_runs`.
-        conditions: of `parse_condition`.
+        rows: from `list_runs`.
+        conditions: from `parse_condition`.
         sort: a column or a setting, with a minus in front for the highest first. Rows without a value come last.
         limit: the largest number of rows.
     """

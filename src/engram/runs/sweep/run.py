@@ -196,7 +196,7 @@ class _Sweep:
                 self.folder.path / "runs" / f"{first}-{rung}",
                 command=self.command,
                 runtime=self.runtime,
-                dynamics=False,  # they would be of thousands of points, and nobody would look at them
+                dynamics=False,  # a sweep has thousands of points, and nobody looks at these
                 report=self._report_of(len(alive) * (rung - done)),
                 stop_asked=self.stop_asked,
             )
