@@ -156,7 +156,7 @@ def test_dynamics_of_the_trace_are_finite_only_for_dhp(finished: Finished) -> No
         (["split-mnist", "--set", "epochs=many"], ["epochs", "'many'"]),
         (["split-mnist", "--set", "hidden=[]"], ["hidden"]),
         (["split-mnist", "--set", "hidden=12"], ["hidden", "12"]),
-        (["split-mnist", "--set", "alpha=none"], ["no alpha 'none'"]),
+        (["split-mnist", "--set", "alpha=none"], ["alpha must be synapse or uniform, not 'none'"]),
         (["split-mnist", "--set", "method=dhp"], ["method"]),
         (["split-mnist", "--set", "benchmark=permuted-mnist"], ["benchmark"]),
         (["split-mnist", "--trials", "0"], ["trials must be at least 1, not 0"]),
