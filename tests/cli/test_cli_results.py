@@ -289,5 +289,6 @@ def test_finished_sweep_can_be_resumed_and_prints_its_table(sweep: Path, engram:
     before = {name: text for name, text in files_in(sweep).items() if name.endswith("results.json")}
     outcome = engram("run", "--resume", sweep)
     assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"The sweep in {sweep} was finished already.")
     assert "si on split-mnist (mnist-small), 2 points" in outcome.out
     assert {name: text for name, text in files_in(sweep).items() if name.endswith("results.json")} == before

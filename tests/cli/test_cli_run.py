@@ -387,9 +387,12 @@ def test_resume_allows_no_other_settings(copy: Path, engram: Command) -> None:
     assert "BENCHMARK cannot be given" in engram.refusal("run", "split-mnist", "--resume", copy)
 
 
-def test_resume_of_a_finished_run_is_refused(copy: Path, engram: Command) -> None:
+def test_resume_of_a_finished_run_prints_it_again(copy: Path, engram: Command) -> None:
     before = files_in(copy)
-    assert "is finished" in engram.refusal("run", "--resume", copy)
+    outcome = engram("run", "--resume", copy)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"The run in {copy} was finished already.")
+    assert f"Results are in {copy}" in outcome.out
     assert files_in(copy) == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -232,3 +233,17 @@ def test_trials_that_diverge_are_counted(digits: Dataset, tmp_path: Path) -> Non
     assert run.results["calm"].diverged == []
     assert lines[-1].endswith("; 2 diverged")
     assert run.path == part_folder(tmp_path / "new", "split-mnist", "study")
+
+
+def test_a_change_of_the_environment_is_told_once(digits: Dataset, tmp_path: Path) -> None:
+    with suppress(Stop):
+        reproduce(tiny_parts(), tmp_path / "new", digits, show=stop_at("table", 0.3))
+    for path in (tmp_path / "new" / "reproduction.json", tmp_path / "new" / "split-mnist" / "table" / "run.json"):
+        content = json.loads(path.read_text())
+        content["environment"]["threads"] = 999
+        path.write_text(json.dumps(content))
+    lines: list[str | None] = []
+    show = showing(lambda part, progress: lines.append(progress.note))
+    reproduce(tiny_parts(), tmp_path / "new", digits, tell=lines.append, show=show)
+    assert sum("threads 999 is now" in line for line in lines if line) == 1
+    assert "threads 999 is now" in (tmp_path / "new" / "split-mnist" / "table" / "log.txt").read_text()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from builders import command_refusal, current, files_in, small_digits, wait_for
+from builders import command_refusal, current, files_in, refusal, small_digits, wait_for
 from engram import InputError, preset
 from engram.cli.main import main
 from engram.config.settings import Config
@@ -220,11 +220,21 @@ def test_streams_and_models_of_a_run_are_built_once(tmp_path: Path, monkeypatch:
 # --- refused
 
 
-def test_finished_run_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def printed_again(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """What `engram run --resume` prints of a run that is finished."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--resume", str(folder)])
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_finished_run_is_printed_again(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files_in(whole)
-    sentence = command_refusal(capsys, "run", "--resume", whole)
-    assert f"is finished; `engram table {whole}` shows it" in sentence
+    printed = printed_again(capsys, whole)
+    assert printed.startswith(f"The run in {whole} was finished already.\n")
+    assert "imbalanced-permuted-mnist on mnist-small, 3 tasks, 2 trials" in printed
     assert files_in(whole) == before
+    assert "is finished; `engram table" in refusal(resume_run, whole, [small_digits(400)])
 
 
 def test_checkpoints_of_a_run_that_was_killed_at_the_very_end_are_removed(
@@ -232,7 +242,7 @@ def test_checkpoints_of_a_run_that_was_killed_at_the_very_end_are_removed(
 ) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     checkpoints_of(folder).make()
-    assert "is finished" in command_refusal(capsys, "run", "--resume", folder)
+    assert "was finished already" in printed_again(capsys, folder)
     assert_finished(folder, whole)
 
 

@@ -160,15 +160,21 @@ def _start(
 
 
 def _resume(context: typer.Context, folder: Path, data: str | None, engine: str, address: str | None) -> None:
+    from engram.cli.display import print_line
     from engram.engine import start_engine
-    from engram.runs.run import saved_arguments
-    from engram.runs.start import read_unfinished, resume_run
+    from engram.runs.run import has_finished, saved_arguments
+    from engram.runs.start import read_finished, read_unfinished, resume_run
 
     if (arguments := saved_arguments(folder)) is not None:
         changes = {"out": folder, "engine": engine, "address": address}
         _run_again(context, arguments, folder, changes | ({"data": data} if data is not None else {}))
         return
     console = Console()
+    if has_finished(folder):
+        run = read_finished(folder)
+        print_line(console, f"The run in {folder} was finished already.")
+        _finish(run, console)
+        return
     configs, _ = read_unfinished(folder)
     datasets = load_or_fetch(max(configs.values(), key=lambda config: config.num_tasks), data, console)
     with start_engine(engine, address) as started, _watched(configs, folder, console) as (display, interruption):

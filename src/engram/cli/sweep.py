@@ -116,14 +116,15 @@ def _run(
     engine: tuple[str, str | None],
     command: str,
 ) -> None:
-    from engram.cli.display import Bars
+    from engram.cli.display import Bars, print_line
     from engram.cli.interruption import interruptible
     from engram.engine import start_engine
     from engram.engine.runtime import Runtime
+    from engram.runs.run import has_finished
     from engram.runs.start import check_run
     from engram.runs.sweep.run import run_sweep
 
-    console = Console()
+    console, was_finished = Console(), has_finished(folder)
     with start_engine(*engine) as started, interruptible(lambda: resume_hint(folder), console) as interruption:
         runtime = Runtime(*how, engine=started)
         check_run({base.method: base for base in plan.bases}, runtime, dynamics=False)  # before anything is downloaded
@@ -139,6 +140,8 @@ def _run(
                 report=show,
                 stop_asked=interruption.asked,
             )
+    if was_finished:
+        print_line(console, f"The sweep in {folder} was finished already.")
     _finish(plan, tried, folder, console)
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from engram.common.errors import InputError
@@ -70,8 +71,13 @@ def run_reproduction(
     wanted = [part for part in parts if loader.can_load(part)]
     if not wanted:
         raise InputError("nothing was run: the data of none of the benchmarks can be loaded")
-    if warning := _claim(folder, command, quick, runtime):
+    warning = _claim(folder, command, quick, runtime)
+    if warning:
         tell(warning)
+
+    def without_warning(report: Report) -> Report:
+        """Each part that is resumed has the same one, and logs it."""
+        return lambda progress: report(replace(progress, note=None) if progress.note == warning else progress)
 
     def run_part(part: Part) -> Run:
         path = part_folder(folder, part.benchmark, part.name)
@@ -85,7 +91,7 @@ def run_reproduction(
                 runtime=runtime,
                 about={"part": part.name, "quick": quick},
                 dynamics=_keeps_dynamics(part),
-                report=report,
+                report=without_warning(report),
                 stop_asked=stop_asked,
             )
         tell(_in_words(part, run, was_finished))

@@ -87,6 +87,15 @@ def has_started(path: Path) -> bool:
         return False
 
 
+def has_finished(path: Path) -> bool:
+    """Whether a folder holds a run or a sweep that says that it is finished."""
+    file = next((path / name for name in (SWEEP, RUN) if (path / name).exists()), None)
+    if file is None or os.stat(file).st_size == 0:
+        return False
+    content = read_json(file)
+    return isinstance(content, dict) and bool(content.get("finished"))
+
+
 def _read_one(path: Path, dynamics: bool) -> Run:
     if not has_started(path):
         if not (path / RUN).exists():

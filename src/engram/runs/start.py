@@ -190,8 +190,7 @@ def complete_run(
     if there != dict(configs):
         raise InputError(f"{path} holds a run of other settings: remove it, or name another folder with --out")
     if found.get("finished"):
-        CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end
-        return _without_problems(read_run(path))
+        return read_finished(path)
     precision = found["runtime"].get("precision") if isinstance(found.get("runtime"), dict) else None
     if precision != runtime.precision:
         raise InputError(f"{path} was started with the precision {precision}: resume it with that")
@@ -200,7 +199,10 @@ def complete_run(
     )
 
 
-def _without_problems(run: Run) -> Run:
+def read_finished(path: Path) -> Run:
+    """A finished run, all of whose results can be read."""
+    CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end
+    run = read_run(path)
     for problem in run.problems.values():
         raise InputError(f"{problem}; remove {run.path} to run it again")
     return run
