@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,15 @@ def assert_finished(folder: Path, whole: Path) -> None:
     assert results_in(folder) == results_in(whole)
     assert {path.name for path in folder.iterdir()} == {"run.json", "log.txt", *RESULTS}
     assert json.loads((folder / "run.json").read_text())["finished"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A model that trains alone gets all threads, one of many gets one: sums differ in last digits between the two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
