@@ -279,7 +279,7 @@ def test_stopped_run_is_resumed_to_the_same_results_and_its_seconds_add_up(stopp
     change_description(stopped, seconds=1000)
     resumed = resume_run(stopped, digits())
     assert_results_equal(resumed.results["si"], run_on([config_of()], digits(), CPU)[0])
-    assert 1000 < resumed.about["seconds"] < 1100
+    assert 1000 <= resumed.about["seconds"] < 1100  # the rest may take less than a tenth of a second
     assert read_run(stopped).about["seconds"] == resumed.about["seconds"]
     assert not (stopped / "checkpoints").exists()
     assert "is finished; `engram table" in refusal(resume_run, stopped, digits())
