@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from pathlib import Path
@@ -85,13 +86,15 @@ def test_the_figures_of_a_reproduction_have_a_folder_a_benchmark(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', current(), '{"format": 99}'])
-def test_a_damaged_run_ends_in_one_sentence(tmp_path: Path, content: str) -> None:
+def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, content: str) -> None:
     path = write_reproduction(tmp_path) / "split-mnist" / "study"
     (path / "run.json").write_text(content)
-    for make in (write_report, lambda folder: write_figures(folder, folder / "figures")):
-        with pytest.raises(InputError, match="study"):
-            make(tmp_path)
-    assert not (tmp_path / "report.html").exists()
+    for_page, for_figures = dict[str, str](), dict[str, str]()
+    page = html.unescape(write_report(tmp_path, unreadable=for_page).read_text(encoding="utf-8"))
+    write_figures(tmp_path, tmp_path / "figures", ["csv"], for_figures)
+    assert for_page == for_figures
+    assert list(for_page) == ["split-mnist/study"]
+    assert for_page["split-mnist/study"] in page
 
 
 def test_a_damaged_result_is_missing_and_the_others_are_shown(tmp_path: Path) -> None:
