@@ -157,6 +157,7 @@ def test_every_public_name_exists() -> None:
     assert set(package.__all__) <= set(dir(package))
 
 
+@pytest.mark.slow
 def test_folders_of_the_package_are_attributes() -> None:
     code = "import engram; print(engram.penalties.SI.__name__, engram.heads.__name__, hasattr(engram, 'nothing'))"
     assert python(code).split() == ["SI", "engram.nn.heads", "False"]

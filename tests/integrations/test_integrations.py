@@ -31,6 +31,7 @@ print(*sorted(set(sys.modules) & set(sys.argv[2:])))
 """
 
 
+@pytest.mark.slow
 def test_public_names_need_no_optional_library(tmp_path: Path) -> None:
     """`import engram` imports almost nothing, so every public name is used first."""
     arguments = [sys.executable, "-c", USE, f"{tmp_path}/model.safetensors", *EXTRAS]

@@ -122,5 +122,5 @@ def test_a_frozen_backbone_is_not_protected_and_stays_as_it_was() -> None:
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     penalty = OnlineEWC(make_model(), strength=30.0)
-    with pytest.raises(InputError, match="holds none of the weights"):
+    with pytest.raises(InputError, match="has none of the weights"):
         penalty.proximal_step(torch.optim.SGD(make_model().parameters(), lr=0.1))

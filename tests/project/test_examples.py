@@ -46,6 +46,7 @@ def test_loop_prints_a_table() -> None:
     assert "without" in done.stdout
 
 
+@pytest.mark.slow
 def test_continual_classifier_remembers_more_than_scikit_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     found = load("sklearn_stream", monkeypatch).main()

@@ -158,7 +158,8 @@ def test_resuming_with_other_threads_warns_and_keeps_what_was_recorded(
     )
     warning = f"threads {recorded} is now {recorded + 1}"
     assert warning in lines[0]
-    assert any(warning in note for note in notes)
+    assert not any(warning in text for text in (*lines[1:], *notes)), "it is shown once"
+    assert warning in (folder / "split-mnist" / "table" / "log.txt").read_text()
     assert runs["split-mnist", "table"].about["environment"]["threads"] == recorded
 
 

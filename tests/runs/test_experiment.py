@@ -307,7 +307,7 @@ def test_features_and_network_own_go_together() -> None:
         engram.run(config, stream=custom_stream(), features=own_features)
     with pytest.raises(InputError, match="features go with network='custom'"):
         engram.run(config.replace(network="custom"), stream=custom_stream())
-    with pytest.raises(InputError, match="one row a sample"):
+    with pytest.raises(InputError, match="one row per sample"):
         engram.run(config.replace(network="custom"), stream=custom_stream(), features=lambda: nn.Conv2d(1, 2, 3))
 
 

@@ -96,7 +96,7 @@ class Stop(Exception):
     """Stands for whatever ends a process."""
 
 
-@pytest.mark.parametrize("max_stack", [None, 1], ids=["one stack", "four stacks"])
+@pytest.mark.parametrize("max_stack", [None, pytest.param(1, marks=pytest.mark.slow)], ids=["one stack", "four stacks"])
 def test_tensorboard_reads_what_the_results_say(tmp_path: Path, max_stack: int | None) -> None:
     results = begin(tmp_path / "run", max_stack=max_stack)
     rows = results["dhp+si"].dynamics

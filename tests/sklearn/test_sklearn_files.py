@@ -56,6 +56,7 @@ def assert_classifiers_equal(one: ContinualClassifier, other: ContinualClassifie
     np.testing.assert_array_equal(one.predict(X, task=1), other.predict(X, task=1))
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(all_methods()),
     st.booleans(),
