@@ -315,8 +315,8 @@ def test_first_interrupt_saves_and_stops(
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     """The steps take minutes here, so that the first interrupt is still waiting for them."""
     folder = tmp_path / "run"
-    large = ["--set", "hidden=[4000,4000]", "--set", "batch_size=1000", "--epochs", "1000"]
-    running = process(*COMMAND, *large, "--out", folder)
+    larger = {"hidden=[12]": "hidden=[4000,4000]", "batch_size=10": "batch_size=1000"}
+    running = process(*(larger.get(word, word) for word in COMMAND), "--out", folder)
     wait_until_started(folder, running)
     time.sleep(0.5)
     running.send_signal(signal.SIGINT)
