@@ -118,7 +118,8 @@ def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, tria
     Args:
         dataset: a loaded dataset, or its name.
         num_tasks: the number of tasks.
-        seed, trial: the permutations are drawn from these.
+        seed: the permutations are drawn from this and the trial.
+        trial: the number of the trial.
 
     Example:
         >>> stream = engram.streams.permuted("mnist-small", num_tasks=3)
@@ -158,8 +159,9 @@ def imbalanced(
 ) -> Stream:
     """Imbalanced Permuted MNIST: `permuted` with training samples removed, of some classes more than of others.
 
+    The other arguments are as for `permuted`.
+
     Args:
-        dataset, num_tasks, seed, trial: as for `permuted`.
         imbalance_seed: of the removal probabilities. As in the paper, these are the same in all experiments.
 
     Example:
@@ -185,8 +187,8 @@ def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_t
         classes_per_task: the number of classes in each task.
 
     Example:
-        >>> [task.name for task in engram.streams.split("mnist-small", num_tasks=2)]
-        ['0/1', '2/3']
+        >>> engram.streams.split("mnist-small", num_tasks=2)[0].name
+        '0/1'
     """
     dataset = _loaded(dataset)
     if classes_per_task < 1:

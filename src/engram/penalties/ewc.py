@@ -26,8 +26,9 @@ class EWC(Quadratic):
     Each sample's gradient is squared before the mean. The square of a batch's mean gradient is another,
     smaller quantity, for which published strengths do not hold.
 
+    `model`, `strength`, `regularize_alpha` and `protect` are as for `Penalty`.
+
     Args:
-        model, strength, regularize_alpha, protect: as for `Penalty`.
         labels: whose y. "true": the data's (the empirical Fisher); "sampled": one drawn from the model's own
             p(y | x); "exact": the expectation over all classes under p(y | x).
         seed: for the draws of "sampled".
@@ -116,8 +117,9 @@ class OnlineEWC(EWC):
 
     Ω ← γ Ω + Ω_task        θ* ← θ
 
+    The other arguments are as for `EWC`.
+
     Args:
-        model, strength, labels, seed, regularize_alpha, protect: as for `EWC`.
         gamma: γ in [0, 1], how much of the older tasks' importance remains.
 
     Example:

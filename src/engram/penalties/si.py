@@ -33,8 +33,9 @@ class SI(Quadratic):
     makes a weight unimportant, not of negative importance. What is remembered of the weights is copies, never views
     of the live ones.
 
+    `model`, `strength`, `regularize_alpha` and `protect` are as for `Penalty`.
+
     Args:
-        model, strength, regularize_alpha, protect: as for `Penalty`.
         xi: ξ > 0, which keeps the importance of weights that hardly moved finite.
 
     Example:

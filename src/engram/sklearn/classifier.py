@@ -198,11 +198,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         Args:
             X: the samples, (samples, features).
             y: the right label of each sample.
-            sample_weight, task: a weight for each sample; the name of a task, as in `predict`.
+            sample_weight: a weight for each sample.
+            task: the name of a task, as in `predict`.
 
         Example:
-            >>> 0 <= classifier.score(X, y) <= 1
-            True
+            >>> accuracy = classifier.score(X, y)
         """
         return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
 
