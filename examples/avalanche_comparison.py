@@ -21,7 +21,7 @@ from rich.progress import Progress
 from torch import nn
 
 import engram
-from engram.cli.display import columns
+from engram.cli.terminal import columns
 from engram.data.batches import epoch_order
 from engram.engine.build import build_model, build_streams, load_datasets
 from engram.report.tables import Table

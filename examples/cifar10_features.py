@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 import engram
 from engram.cli.data import DataFolder
-from engram.cli.display import columns, print_table
+from engram.cli.terminal import columns, print_table
 from engram.common.errors import InputError
 from engram.data.batches import batches_of, epoch_order, read_inputs
 from engram.data.samples import Dataset, Samples

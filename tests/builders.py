@@ -19,10 +19,9 @@ from engram.config.settings import Config
 from engram.data.samples import Dataset, Origin
 from engram.data.sources import load
 from engram.data.streams import Stream
-from engram.engine.progress import Report, no_report
-from engram.engine.runtime import Runtime
+from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
-from engram.engine.training import train
+from engram.engine.training import Runtime, train
 from engram.runs.experiment import label_configs
 from engram.runs.format import FORMAT, write_description, write_results
 from engram.runs.result import results_of

@@ -19,7 +19,7 @@ _HOME = {
     "OnlineEWC": "engram.penalties",
     "Penalty": "engram.penalties",
     "PlainSoftmax": "engram.nn.heads",
-    "Progress": "engram.engine.progress",
+    "Progress": "engram.engine.learner",
     "Result": "engram.runs.result",
     "SI": "engram.penalties",
     "export_onnx": "engram.integrations.export",
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engram.config.presets import preset as preset
     from engram.config.settings import Config as Config
     from engram.data import streams as streams
-    from engram.engine.progress import Progress as Progress
+    from engram.engine.learner import Progress as Progress
     from engram.integrations.export import export_onnx as export_onnx
     from engram.integrations.export import export_program as export_program
     from engram.integrations.export import fold as fold

@@ -16,7 +16,7 @@ from builders import files_in
 from engram.config.paper import PAPER_METHODS
 from engram.engine import InProcess
 from engram.engine.in_process import ReportOfStack, Stack
-from engram.engine.progress import StopAsked
+from engram.engine.learner import StopAsked
 from engram.engine.stacks import Builder
 from engram.reproduction import plan as planning
 from engram.runs.run import read_run

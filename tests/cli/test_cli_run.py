@@ -23,7 +23,7 @@ from rich.console import Console
 
 from builders import assert_results_equal, files_in
 from engram import Progress, preset
-from engram.cli.display import RunDisplay
+from engram.cli.terminal import RunDisplay
 from engram.common.errors import DivergedError
 from engram.config.presets import STEADY
 from engram.engine.learner import Outcome

@@ -22,12 +22,10 @@ from engram.config.settings import Config
 from engram.engine import checkpoint
 from engram.engine.build import Custom
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
-from engram.engine.learner import Outcome, Record
+from engram.engine.learner import Outcome, Outcomes, Progress, Record
 from engram.engine.loop import Position
-from engram.engine.progress import Outcomes, Progress
-from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, StackPlan, plan_stacks
-from engram.engine.training import train
+from engram.engine.training import Runtime, train
 
 METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
 Where = tuple[int, int, int]  # task, epoch, piece

@@ -14,7 +14,7 @@ from builders import assert_numbers_equal, custom_stream
 from engram import EWC, MAS, SI, InputError, NoPenalty, OnlineEWC, Penalty, preset
 from engram.engine.build import Custom, build_learner
 from engram.engine.choose import reason_against_mapping
-from engram.engine.cpu.step import FactoredDescent, factored_layers
+from engram.engine.cpu.descent import FactoredDescent, factored_layers
 from engram.engine.gpu.layers import prepare
 from engram.engine.inspection import chain_of
 from engram.nn.networks import Network

@@ -17,12 +17,11 @@ from engram import preset
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.engine.build import build_learner, build_model, build_streams
 from engram.engine.checkpoint import FORMAT, Checkpoints
+from engram.engine.learner import Progress
 from engram.engine.loop import Position, check_position
 from engram.engine.program import Batches
-from engram.engine.progress import Progress
-from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, plan_stacks
-from engram.engine.training import train
+from engram.engine.training import Runtime, train
 
 CONFIG = preset(
     *("split-mnist", "dhp+si"), dataset="mnist-small", num_tasks=2, trials=2, epochs=1, hidden=[4], batch_size=4

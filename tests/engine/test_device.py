@@ -27,11 +27,11 @@ from engram.engine.build import build_learner, build_streams, precision_of
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped, read_many
-from engram.engine.gpu.step import Step, take_step
+from engram.engine.gpu.rows import Step, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import RECORDS_PER_EPOCH, run_stream
 from engram.engine.program import Batches
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.nn.classes import mask_logits
 from engram.nn.trace import PlasticSoftmax
 

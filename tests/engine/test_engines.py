@@ -28,12 +28,10 @@ from engram.engine import Engine, InProcess, start_engine
 from engram.engine.build import Custom
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.in_process import Stack
-from engram.engine.learner import Outcome
-from engram.engine.progress import Outcomes, Progress
+from engram.engine.learner import Outcome, Outcomes, Progress
 from engram.engine.ray import SECONDS_BETWEEN_MESSAGES, _ignoring_interrupts, _only_worker, _Sender, start_ray
-from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, StackPlan
-from engram.engine.training import Training, train
+from engram.engine.training import Runtime, Training, train
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 20}
 CPU = Runtime("cpu")

@@ -25,15 +25,15 @@ from engram.engine import choose, memory
 from engram.engine.build import Custom, build_learner, build_streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
+from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
-from engram.engine.cpu.step import ContractDescent, FactoredDescent
 from engram.engine.gpu.program import Mapped
-from engram.engine.gpu.step import Rows, Step, steps_of, take_step
+from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import Portion, bytes_of, bytes_of_data, largest_stack, tensors_per_weight
 from engram.engine.program import Batches, Program, SideBySide
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.penalties import EWC, MAS, Penalty
 from engram.penalties.terms import terms_of
 

@@ -16,11 +16,10 @@ from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.engine.build import build_learner, build_model, build_penalty, build_streams
 from engram.engine.cpu.program import OneByOne
-from engram.engine.learner import Learner, Outcome
+from engram.engine.learner import Learner, Outcome, Progress
 from engram.engine.loop import run_stream, train_task
 from engram.engine.program import Batches, accuracy
-from engram.engine.progress import Progress
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.nn.classes import mask_logits
 from engram.report.tables import summary
 

@@ -19,11 +19,10 @@ from engram.data.batches import read_inputs
 from engram.engine import stacks
 from engram.engine.build import Custom
 from engram.engine.in_process import InProcess
+from engram.engine.learner import Progress
 from engram.engine.memory import bytes_of
-from engram.engine.progress import Progress
-from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, digest, group_by_tasks
-from engram.engine.training import Training, train
+from engram.engine.training import Runtime, Training, train
 from engram.nn.networks import Network
 from engram.penalties import Penalty
 

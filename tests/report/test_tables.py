@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from builders import labelled
-from engram.cli.display import print_table
+from engram.cli.terminal import print_table
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import preset
 from engram.report.layout import Table

@@ -11,8 +11,18 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY
 from engram.engine.stacks import group_by_tasks
 from engram.reproduction import plan as planning
-from engram.reproduction.plan import ETAS, GRIDS, NOT_RUN, Part, plan
-from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
+from engram.reproduction.plan import (
+    BASE,
+    CHANGES,
+    ETAS,
+    GRIDS,
+    NOT_RUN,
+    PERMUTED,
+    PERMUTED_CHANGES,
+    STUDY_TRIALS,
+    Part,
+    plan,
+)
 
 PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
 FREE = ("finetune", "dhp")  # of any penalty

@@ -17,7 +17,7 @@ from engram import InputError, Progress, preset
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.reproduction.folder import part_folder, read_reproduction
 from engram.reproduction.plan import Part
 from engram.reproduction.run import run_reproduction

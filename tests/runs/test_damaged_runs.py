@@ -21,7 +21,7 @@ from engram import preset
 from engram.common import files
 from engram.common.errors import Stopped
 from engram.common.files import parse_json, read_json
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.runs import format as run_format
 from engram.runs import start
 from engram.runs.format import read_description

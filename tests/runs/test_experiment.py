@@ -19,13 +19,13 @@ from engram.config.methods import all_methods
 from engram.config.settings import Config
 from engram.data.samples import Samples
 from engram.engine.build import build_learner, build_model, build_streams, precision_of
+from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
-from engram.engine.cpu.step import ContractDescent, FactoredDescent
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
-from engram.engine.runtime import Runtime
 from engram.engine.stacks import plan_stacks
+from engram.engine.training import Runtime
 from engram.penalties import MAS
 from engram.runs.result import results_of
 

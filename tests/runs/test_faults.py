@@ -26,8 +26,8 @@ from engram.cli.main import main
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.progress import Progress, Report, no_report
-from engram.engine.runtime import Runtime
+from engram.engine.learner import Progress, Report, no_report
+from engram.engine.training import Runtime
 from engram.report.html.run_page import time_taken
 from engram.runs.folder import RunFolder, claimed, default_folder
 from engram.runs.result import Result

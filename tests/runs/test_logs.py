@@ -16,11 +16,11 @@ from engram.common.errors import DivergedError
 from engram.config.settings import Config
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Outcome, Record
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
+from engram.runs.log import TAGS, TensorBoard
 from engram.runs.result import Result
 from engram.runs.run import read_run
 from engram.runs.start import resume_run, start_run
-from engram.runs.tensorboard import TAGS, TensorBoard
 
 pytest.importorskip("tensorboard")
 METHODS = ("dhp+si", "finetune")

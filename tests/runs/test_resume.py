@@ -23,9 +23,9 @@ from engram.cli.main import main
 from engram.config.settings import Config
 from engram.data import streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
-from engram.engine.progress import Progress
-from engram.engine.runtime import Runtime
+from engram.engine.learner import Progress
 from engram.engine.stacks import plan_stacks
+from engram.engine.training import Runtime
 from engram.nn.networks import Network
 from engram.runs.folder import opened
 from engram.runs.run import Run, read_run

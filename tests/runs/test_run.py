@@ -18,11 +18,11 @@ from engram import MAS, Config, Divergence, InputError, Progress, Result, preset
 from engram.common.errors import DivergedError, Stopped
 from engram.common.registry import PENALTIES
 from engram.engine.learner import Outcome
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.report.pairs import Pair
 from engram.runs import folder as folders
 from engram.runs.format import FORMAT
-from engram.runs.progress import ProgressLines
+from engram.runs.log import ProgressLines
 from engram.runs.result import results_of
 from engram.runs.run import find_runs, join_results, open_runs, read_run, saved_arguments
 from engram.runs.start import check_run, complete_run, resume_run, start_run

@@ -12,7 +12,7 @@ from builders import small_digits
 from engram import InputError, Progress, preset
 from engram.cli.main import main
 from engram.config.presets import CHOOSING, load_config
-from engram.engine.runtime import Runtime
+from engram.engine.training import Runtime
 from engram.report.sweep_table import on_what
 from engram.runs.run import open_runs, read_run
 from engram.runs.sweep.points import (

@@ -17,7 +17,7 @@ from engram.config.settings import Config
 
 if TYPE_CHECKING:
     from engram.data.samples import Dataset
-    from engram.engine.progress import Report
+    from engram.engine.learner import Report
     from engram.reproduction.plan import Part
 
 
@@ -53,10 +53,9 @@ def reproduce(
 
     Example: engram reproduce --quick
     """
-    from engram.cli.display import Bars, print_line
-    from engram.cli.interruption import interruptible
+    from engram.cli.terminal import Bars, interruptible, print_line
     from engram.engine import start_engine
-    from engram.engine.runtime import Runtime
+    from engram.engine.training import Runtime
     from engram.reproduction.page import write_report
     from engram.reproduction.plan import plan
     from engram.reproduction.run import run_reproduction

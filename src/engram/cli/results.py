@@ -45,7 +45,7 @@ def table(
         return
     from rich.console import Console
 
-    from engram.cli.display import print_line, print_table
+    from engram.cli.terminal import print_line, print_table
 
     console = Console()
     for made in tables:

@@ -23,8 +23,7 @@ from engram.config.presets import STEADY, load_config, parse_setting, preset
 from engram.config.settings import Config, has_effect
 
 if TYPE_CHECKING:
-    from engram.cli.display import RunDisplay
-    from engram.cli.interruption import Interruption
+    from engram.cli.terminal import Interruption, RunDisplay
     from engram.runs.run import Run
 
 ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is resumed is not part of it
@@ -135,7 +134,7 @@ def _start(
     command: str,
 ) -> None:
     from engram.engine import start_engine
-    from engram.engine.runtime import Runtime
+    from engram.engine.training import Runtime
     from engram.runs.folder import default_folder
     from engram.runs.start import check_run, start_run
 
@@ -160,7 +159,7 @@ def _start(
 
 
 def _resume(context: typer.Context, folder: Path, data: str | None, engine: str, address: str | None) -> None:
-    from engram.cli.display import print_line
+    from engram.cli.terminal import print_line
     from engram.engine import start_engine
     from engram.runs.run import has_finished, saved_arguments
     from engram.runs.start import read_finished, read_unfinished, resume_run
@@ -207,8 +206,7 @@ def _refuse_other_options(context: typer.Context) -> None:
 @contextmanager
 def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
     """Show the progress of a run, and say how to resume it when it is stopped."""
-    from engram.cli.display import RunDisplay
-    from engram.cli.interruption import interruptible
+    from engram.cli.terminal import RunDisplay, interruptible
     from engram.runs.run import has_started
 
     def how_to_resume() -> str:
@@ -219,7 +217,7 @@ def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iter
 
 
 def _finish(run: Run, console: Console) -> None:
-    from engram.cli.display import print_line, print_tables
+    from engram.cli.terminal import print_line, print_tables
 
     print_tables(run.results, console)
     drawn = f"`engram figures {run.path}` draws them, `engram report {run.path}` makes one page"

@@ -97,7 +97,7 @@ def show_run(
     """
     from rich.console import Console
 
-    from engram.cli.display import print_line
+    from engram.cli.terminal import print_line
     from engram.runs.run import open_runs
 
     console = Console()
@@ -109,7 +109,7 @@ def show_run(
 
 
 def _show(run: Run, console: Console) -> None:
-    from engram.cli.display import print_line, print_table, print_tables
+    from engram.cli.terminal import print_line, print_table, print_tables
     from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
     from engram.report.layout import Table
 
@@ -143,7 +143,7 @@ def compare_runs(
     """
     from rich.console import Console
 
-    from engram.cli.display import print_line, print_table
+    from engram.cli.terminal import print_line, print_table
     from engram.report.compare import accuracy_table, differences_table, settings_table, sides_of_folders
     from engram.runs.run import open_runs
 
@@ -241,7 +241,7 @@ def _drawn_bar(what: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from engram.cli.display import columns
+    from engram.cli.terminal import columns
 
     console = Console(stderr=True)
     with Progress(*columns(what), console=console, transient=True, disable=not console.is_terminal) as drawn:

@@ -116,10 +116,9 @@ def _run(
     engine: tuple[str, str | None],
     command: str,
 ) -> None:
-    from engram.cli.display import Bars, print_line
-    from engram.cli.interruption import interruptible
+    from engram.cli.terminal import Bars, interruptible, print_line
     from engram.engine import start_engine
-    from engram.engine.runtime import Runtime
+    from engram.engine.training import Runtime
     from engram.runs.run import has_finished
     from engram.runs.start import check_run
     from engram.runs.sweep.run import run_sweep
@@ -146,7 +145,7 @@ def _run(
 
 
 def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> None:
-    from engram.cli.display import print_line, print_table
+    from engram.cli.terminal import print_line, print_table
     from engram.common.files import write_atomically
     from engram.report.figures.drawing import save_drawings
     from engram.report.figures.settings import draw_sweep

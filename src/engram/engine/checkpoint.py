@@ -24,9 +24,8 @@ from engram.common.errors import DivergedError, InputError, reason, shortened
 from engram.common.files import keep_previous, read_json, remove_unfinished, write_atomically
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config
-from engram.engine.learner import Learner, Outcome, Record
+from engram.engine.learner import Key, Learner, Outcome, Outcomes, Record
 from engram.engine.loop import Position
-from engram.engine.progress import Key, Outcomes
 from engram.engine.stacks import StackPlan, digest
 
 KIND, FORMAT = "checkpoint", 4

@@ -15,9 +15,9 @@ from engram.config.settings import Config
 from engram.engine.build import choose_device
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder
 from engram.engine.choose import choose_program
+from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.loop import Position, check_position, run_stream
 from engram.engine.program import Batches
-from engram.engine.progress import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.stacks import Builder, StackPlan, computing
 
 

@@ -1,7 +1,8 @@
-"""A learner: one model of one method in one trial, and what it leaves behind."""
+"""A learner: one model of one method in one trial; what it leaves behind; and `Progress`, the event that reports it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -68,3 +69,44 @@ def read_dynamics(model: nn.Module) -> dict[str, Tensor]:
         if callable(dynamics):
             return dict(dynamics())
     return {}
+
+
+Key = tuple[str, int]  # the label of a config, and a trial
+Outcomes = dict[Key, Outcome]  # for all trials that have started
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training has come; reported several times an epoch and after each task.
+
+    Args:
+        done: the fraction of the whole that is done, in [0, 1].
+        task: the task that is being learned, or that has just ended.
+        configs: what is being trained, by label.
+        outcomes: of all trials that have started, by label and trial. They are live: they grow as training continues.
+        task_ended: whether some models have just ended the task and been evaluated.
+        note: something worth a line in a log.
+
+    Example:
+        >>> engram.run(config, report=lambda progress: print(f"{progress.done:.0%}"))
+    """
+
+    done: float
+    task: int
+    configs: Mapping[str, Config] = field(default_factory=dict)
+    outcomes: Mapping[Key, Outcome] = field(default_factory=dict)
+    task_ended: bool = False
+    note: str | None = None
+
+
+Report = Callable[[Progress], None]
+StopAsked = Callable[[], bool]  # returns whether to save everything and stop
+
+
+def no_report(progress: Progress) -> None:
+    """Report to nobody."""
+
+
+def never_stop() -> bool:
+    """Train to the end."""
+    return False

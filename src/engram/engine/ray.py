@@ -24,7 +24,7 @@ from engram.common.errors import InputError, Stopped, reason
 from engram.common.files import locked
 from engram.data.samples import Dataset
 from engram.engine.in_process import ReportOfStack, Stack, environment, train_stack
-from engram.engine.progress import Outcomes, Progress, StopAsked
+from engram.engine.learner import Outcomes, Progress, StopAsked
 from engram.engine.stacks import Builder
 
 RETRIES = 3  # for a stack whose worker died

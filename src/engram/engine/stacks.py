@@ -26,10 +26,9 @@ from engram.engine.build import (
     learner_from,
     precision_of,
 )
-from engram.engine.learner import Learner
+from engram.engine.learner import Key, Learner
 from engram.engine.memory import largest_stack
 from engram.engine.program import Batches
-from engram.engine.progress import Key
 from engram.nn.networks import Network
 from engram.penalties.penalty import check_step
 

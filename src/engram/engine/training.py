@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import PENALTIES
 from engram.config.settings import Config
-from engram.engine.build import NOTHING_CUSTOM, Custom
+from engram.engine.build import NOTHING_CUSTOM, PRECISIONS, Custom
 from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
-from engram.engine.in_process import Stack
-from engram.engine.progress import Outcomes, Progress, Report, StopAsked, never_stop, no_report
-from engram.engine.runtime import Runtime
+from engram.engine.in_process import Engine, InProcess, Stack
+from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.stacks import Builder, Source, group_by_tasks, plan_stacks
 from engram.penalties import Penalty
 from engram.penalties.penalty import check_step
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how to compute.
+
+    Args:
+        device: "auto" (the GPU if there is one), "cpu", "cuda", ...
+        precision: "tf32" (on GPUs that have it, otherwise as float32), "float32" or "float64".
+        max_stack: the largest number of models that train together; by default as many as fit into memory.
+        engine: what trains the stacks; see `engram.engine.start_engine`.
+
+    Example:
+        >>> Runtime("cpu", precision="float64")
+    """
+
+    device: str = "auto"
+    precision: str = "tf32"
+    max_stack: int | None = None
+    engine: Engine = field(default_factory=InProcess)
+
+    def check(self) -> None:
+        """Refuse values that no machine can use."""
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.max_stack is not None and (type(self.max_stack) is not int or self.max_stack < 1):
+            raise InputError(f"a stack has at least one model, not {shortened(self.max_stack)}")
+
+    def environment(self) -> dict[str, Any]:
+        """What the last bits of a number may depend on: the device that is meant, threads, the GPU's name."""
+        self.check()
+        return self.engine.environment(self.device)
 
 
 def train(

@@ -12,8 +12,8 @@ from pathlib import Path
 from engram.common.errors import InputError
 from engram.config.settings import Config
 from engram.data.samples import Dataset
-from engram.engine.progress import Report, StopAsked, never_stop, no_report
-from engram.engine.runtime import Runtime
+from engram.engine.learner import Report, StopAsked, never_stop, no_report
+from engram.engine.training import Runtime
 from engram.reproduction.folder import IN_THE_TABLES, part_folder
 from engram.reproduction.plan import Part
 from engram.runs.folder import claim_group

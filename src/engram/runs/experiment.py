@@ -13,10 +13,9 @@ from engram.config.settings import Config
 from engram.data.streams import Stream
 from engram.engine import Engine, InProcess
 from engram.engine.build import Custom, load_datasets
-from engram.engine.progress import Report, no_report
-from engram.engine.runtime import Runtime
+from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
-from engram.engine.training import check_together, train
+from engram.engine.training import Runtime, check_together, train
 from engram.penalties import Penalty
 from engram.runs.result import Result, results_of
 

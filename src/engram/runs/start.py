@@ -14,17 +14,15 @@ from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine import Engine, InProcess
 from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
+from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.loop import RECORDS_PER_EPOCH
-from engram.engine.progress import Progress, Report, StopAsked, never_stop, no_report
-from engram.engine.runtime import Runtime
 from engram.engine.stacks import Source, digest
-from engram.engine.training import Training, check_together
+from engram.engine.training import Runtime, Training, check_together
 from engram.runs.folder import RunFolder, changes_since, check_unclaimed, claimed, now, opened
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
-from engram.runs.progress import ProgressLines
+from engram.runs.log import ProgressLines, TensorBoard, check_log
 from engram.runs.result import Result, results_of, versions
 from engram.runs.run import Run, has_started, read_run
-from engram.runs.tensorboard import TensorBoard, check_log
 
 CHECKPOINTS = "checkpoints"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
-from engram.engine.cpu.step import descent_of
+from engram.engine.cpu.descent import descent_of
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.program import Batches, accuracy, consolidate_alone

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from engram.data.batches import batches_of, read_inputs
 from engram.data.streams import Task
+from engram.engine.gpu.rows import form_in_stack
 from engram.engine.gpu.section import Called, Section
-from engram.engine.gpu.step import form_in_stack
 from engram.engine.memory import Portion
 from engram.engine.program import consolidate_alone
 from engram.penalties.per_sample import known_layers

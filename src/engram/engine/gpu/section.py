@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from engram.engine.gpu.layers import cross_entropy, prepare
-from engram.engine.gpu.step import Rows, Step, steps_of, take_step
+from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.nn.dhp import DHPSoftmax
 

@@ -17,8 +17,8 @@ from engram.common.errors import InputError
 from engram.common.files import remove_unfinished
 from engram.config.settings import Config
 from engram.data.samples import Dataset
-from engram.engine.progress import Progress, Report, StopAsked, never_stop, no_report
-from engram.engine.runtime import Runtime
+from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_report
+from engram.engine.training import Runtime
 from engram.runs.folder import RunFolder, claim_group, now, opened
 from engram.runs.result import versions
 from engram.runs.run import SWEEP

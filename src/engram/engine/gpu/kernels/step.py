@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engram.engine.gpu.kernels.head import read_back, write_trace
-from engram.engine.gpu.step import Step
+from engram.engine.gpu.rows import Step
 
 __all__ = ["activate", "cross_entropy", "gather", "pass_back", "read_back", "take_step", "write_trace"]
 

@@ -1,11 +1,15 @@
-"""What a command shows: progress bars while it trains, tables afterwards."""
+"""The terminal of a command: progress bars while it trains, Ctrl-C to stop it, tables afterwards."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -14,15 +18,16 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from engram.common.errors import printable
+from engram.common.errors import INTERRUPTED, Stopped, printable
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
-    from engram.engine.progress import Progress as RunProgress
+    from engram.engine.learner import Progress as RunProgress
     from engram.report.layout import Table
     from engram.runs.result import Result
 
 STEPS = 10_000  # in which a bar advances
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 
 
 def print_line(console: Console, line: str) -> None:
@@ -44,7 +49,7 @@ class RunDisplay:
     """
 
     def __init__(self, configs: Mapping[str, Config], console: Console):
-        from engram.runs.progress import ProgressLines
+        from engram.runs.log import ProgressLines
 
         self.console = console
         self.lines = ProgressLines()
@@ -65,7 +70,7 @@ class RunDisplay:
         self.live.stop()
 
     def show(self, progress: RunProgress) -> None:
-        from engram.runs.progress import task_row
+        from engram.runs.log import task_row
 
         completed = round(STEPS * progress.done)
         if progress.note and completed and self.bar.tasks[0].completed == 0:
@@ -147,3 +152,73 @@ def print_table(table: Table, console: Console) -> None:
     console.print(drawn, crop=False, overflow="ignore", no_wrap=True)
     for note in table.notes:
         console.print(printable(note), style="dim", highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+class Interruption:
+    """Whether the command was asked to stop: by Ctrl-C, or by SIGTERM, which clusters send before taking a node.
+
+    Args:
+        how_to_resume: returns the words that follow "stopped", or nothing.
+        console: the console whose cursor is shown again.
+    """
+
+    def __init__(self, how_to_resume: Callable[[], str], console: Console):
+        self.how_to_resume = how_to_resume
+        self.console = console
+        self.exit_code: int | None = None  # set by the first signal
+        self.nothing_to_save = False
+
+    def asked(self) -> bool:
+        return self.exit_code is not None
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let the first Ctrl-C end the command: inside this context there is nothing to save."""
+        self.nothing_to_save = True
+        try:
+            yield
+        finally:
+            self.nothing_to_save = False
+
+    def signalled(self, number: int, frame: FrameType | None) -> None:
+        again = self.asked()
+        self.exit_code = 128 + number
+        if again:
+            # An ordinary exit would wait for threads that train a hundred models; the folder is intact anyway.
+            self.console.show_cursor()
+            self._print_stopped()
+            sys.stdout.flush()
+            os._exit(self.exit_code)
+        if self.nothing_to_save:
+            raise KeyboardInterrupt
+        _print("stopping: finishing and saving the current steps; press Ctrl-C again to stop immediately")
+
+    def end(self) -> NoReturn:
+        self._print_stopped()
+        sys.exit(self.exit_code or INTERRUPTED)
+
+    def _print_stopped(self) -> None:
+        how = self.how_to_resume()
+        _print(f"stopped{'; ' if how else ''}{how}")
+
+
+def _print(line: str) -> None:
+    print(f"engram: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def interruptible(how_to_resume: Callable[[], str], console: Console) -> Iterator[Interruption]:
+    """Handle Ctrl-C and SIGTERM in this context, and print how to resume after them."""
+    interruption = Interruption(how_to_resume, console)
+    in_main = threading.current_thread() is threading.main_thread()
+    usual = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
+    ours = [number for number, handler in usual.items() if handler in (signal.default_int_handler, signal.SIG_DFL)]
+    for number in ours:
+        signal.signal(number, interruption.signalled)
+    try:
+        yield interruption
+    except (KeyboardInterrupt, Stopped):
+        interruption.end()
+    finally:
+        for number in ours:
+            signal.signal(number, usual[number])
