@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from builders import command_refusal, current, files_in, refusal, small_digits, wait_for
 from engram import InputError, preset
 from engram.cli.main import main
+from engram.cli.terminal import RunDisplay
 from engram.config.settings import Config
 from engram.data import streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
@@ -28,6 +30,7 @@ from engram.engine.stacks import plan_stacks
 from engram.engine.training import Runtime
 from engram.nn.networks import Network
 from engram.runs.folder import opened
+from engram.runs.log import logged_lines
 from engram.runs.run import Run, read_run
 from engram.runs.start import resume_run, start_run
 
@@ -186,6 +189,25 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, whole: Path, max_s
     assert_finished(folder, whole)
     assert "resumes at task 2, epoch 2" in [progress.note for progress in seen]
     assert "resumes at task 2, epoch 2" in (folder / "log.txt").read_text()
+
+
+def test_resumed_run_repeats_no_line_about_a_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done > 0.6:  # in the second of three stacks
+            raise Interrupted
+
+    folder = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        start(folder, max_stack=3, report=stop)
+    before = logged_lines(folder)
+    display = RunDisplay(configs(), Console(), before)
+    resume(folder, report=display.show)
+    lines = [line.partition("  ")[2] for line in (folder / "log.txt").read_text().splitlines()]
+    of_tasks = [line for line in lines if ", task " in line]
+    assert len(of_tasks) == len(set(of_tasks))
+    printed = capsys.readouterr().out.splitlines()
+    assert any(", task " in line for line in printed)
+    assert not any(", task " in line for line in before & set(printed))
 
 
 def test_run_without_a_checkpoint_starts_again(tmp_path: Path, whole: Path) -> None:

@@ -207,12 +207,14 @@ def _refuse_other_options(context: typer.Context) -> None:
 def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
     """Show the progress of a run, and say how to resume it when it is stopped."""
     from engram.cli.terminal import RunDisplay, interruptible
+    from engram.runs.log import logged_lines
     from engram.runs.run import has_started
 
     def how_to_resume() -> str:
         return resume_hint(folder) if has_started(folder) else ""
 
-    with interruptible(how_to_resume, console) as interruption, RunDisplay(configs, console) as display:
+    shown = RunDisplay(configs, console, logged_lines(folder))
+    with interruptible(how_to_resume, console) as interruption, shown as display:
         yield display, interruption
 
 

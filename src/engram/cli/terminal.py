@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -48,11 +48,11 @@ class RunDisplay:
     Without a terminal, lines are printed instead of the bar. Notes and diverged trials are printed in both cases.
     """
 
-    def __init__(self, configs: Mapping[str, Config], console: Console):
+    def __init__(self, configs: Mapping[str, Config], console: Console, earlier: Collection[str] = ()):
         from engram.runs.log import ProgressLines
 
         self.console = console
-        self.lines = ProgressLines()
+        self.lines = ProgressLines(earlier)
         self.num_tasks = max(config.num_tasks for config in configs.values())
         self.rows = dict.fromkeys(configs, "")
         self.bar = Progress(*columns("[bold]task {task.fields[now]}"), console=console)

@@ -20,7 +20,7 @@ from engram.engine.stacks import Source, digest
 from engram.engine.training import Runtime, Training, check_together
 from engram.runs.folder import RunFolder, changes_since, check_unclaimed, claimed, now, opened
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
-from engram.runs.log import ProgressLines, TensorBoard, check_log
+from engram.runs.log import ProgressLines, TensorBoard, check_log, logged_lines
 from engram.runs.result import Result, results_of, versions
 from engram.runs.run import Run, has_started, read_run
 
@@ -256,7 +256,7 @@ def _prepare(
 
 def _train(folder: RunFolder, training: Training, seconds_between: float, report: Report, stop_asked: StopAsked) -> Run:
     """From the folder's checkpoints, if there are any, to the end."""
-    lines = ProgressLines()
+    lines = ProgressLines(logged_lines(folder.path))
     data = folder.about["data"]
     reports = [report]
     if folder.about.get("log") is not None:  # event files start again, from what the checkpoints hold
