@@ -75,6 +75,22 @@ def test_entry_points_are_listed_and_imported_when_used(tmp_path: Path, monkeypa
         registry["empty"]
 
 
+def test_entry_points_that_are_ignored_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    entry_point(tmp_path, "Late_One", "late_penalty")
+    entry_point(tmp_path, "si", "second_si")
+    registry = Registry("penalty", "engram.penalties", "engram.penalties")
+    for _ in range(2):
+        assert "Late_One" not in registry.names()
+    assert registry.facts("si") == PENALTIES.facts("si")
+    assert sorted(caplog.messages) == [
+        "the penalty 'Late_One' of late_penalty is ignored: a name has lower-case letters, digits and dashes",
+        "the penalty 'si' of second_si is ignored: engram.penalties.si has that name already",
+    ]
+
+
 @pytest.mark.parametrize("registry", [HEADS, PENALTIES, BENCHMARKS], ids=lambda registry: registry.kind)
 def test_facts_in_the_text_are_those_that_are_registered(registry: Registry) -> None:
     for name, source in registry._read_room().items():

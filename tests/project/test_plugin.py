@@ -210,6 +210,13 @@ def test_broken_package_is_refused_only_where_it_is_used(plugin: Path, tmp_path:
     refused = engram(tmp_path, "run", "split-mnist", "--methods", "broken+si", *out, code=2)
     assert refused == "engram: the head broken cannot be imported from broken_module: division by zero\n"
     assert not (tmp_path / "run").exists()
+    left_out = "from engram.config.methods import *; print(usable_methods(print), all_methods())"
+    problem, methods = python(tmp_path, "-c", left_out).splitlines()
+    assert problem == f"{refused.removeprefix('engram: ').strip()}; its methods are left out"
+    usable, every = methods.split("] (")
+    assert "broken" in every
+    assert "broken" not in usable
+    assert "dhp+si" in usable
 
 
 STACK = """

@@ -11,6 +11,7 @@ import pytest
 from builders import small_digits
 from engram import InputError, Progress, preset
 from engram.cli.main import main
+from engram.common.registry import PENALTIES, Registration
 from engram.config.presets import CHOOSING, load_config
 from engram.engine.training import Runtime
 from engram.report.sweep_table import on_what
@@ -228,6 +229,19 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "two" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match=r"not empty \(it holds mine.txt\)"):
         tried_in(a_plan("xi=0.2", trials=1), tmp_path / "two")
+
+
+def test_a_penalty_that_cannot_be_built_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(model: object, **settings: object) -> None:
+        raise InputError("it cannot be built")
+
+    monkeypatch.setitem(PENALTIES._registered, "mine", Registration("mine", refused, {"strength": 1.0}))
+    plan = Plan([preset("split-mnist", "mine", **SMALL | CHOOSING)], [parse_axis("strength=1,2")])
+    with pytest.raises(InputError, match="it cannot be built"):
+        tried_in(plan, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_range_is_not_a_grid() -> None:

@@ -6,6 +6,7 @@ The options that `sweep` and `reproduce` share are declared here.
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.console import Console
 from engram.cli.data import DataFolder, load_or_fetch
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS
-from engram.config.methods import all_methods
+from engram.config.methods import all_methods, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
 from engram.config.settings import Config, has_effect
@@ -287,7 +288,9 @@ def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], ste
 def _method_names(methods: str | None) -> list[str]:
     if methods is None:
         return list(PAPER_METHODS)
-    names = list(all_methods()) if methods == "all" else [name.strip() for name in methods.split(",")]
+    if methods == "all":
+        return usable_methods(lambda sentence: print(f"engram: {sentence}", file=sys.stderr))
+    names = [name.strip() for name in methods.split(",")]
     for name in names:
         check_choice("method", name, all_methods())
     if len(set(names)) < len(names):

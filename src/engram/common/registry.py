@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata, resources
 from typing import Any, TypeVar
 
-from engram.common.errors import InputError, check_choice, reason
+from engram.common.errors import InputError, check_choice, printable, reason, shortened
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -125,9 +126,18 @@ class Registry:
     @functools.cached_property
     def _sources(self) -> dict[str, _Source]:
         own = self._read_room()
-        points = metadata.entry_points(group=self.group)
-        others = {p.name: _Source(p.module, None) for p in points if p.name not in own and NAME.fullmatch(p.name)}
-        return {**own, **others}
+        found = dict(own)
+        for point in metadata.entry_points(group=self.group):
+            if not NAME.fullmatch(point.name):
+                why = "a name has lower-case letters, digits and dashes"
+            elif point.name in found and found[point.name].module != point.module:
+                why = f"{found[point.name].module} has that name already"
+            else:
+                found.setdefault(point.name, _Source(point.module, None))
+                continue
+            named = f"{self.kind} {shortened(point.name)} of {printable(point.module)}"
+            logging.getLogger("engram").warning("the %s is ignored: %s", named, why)  # on stderr, unless configured
+        return found
 
     def _read_room(self) -> dict[str, _Source]:
         """The registrations in the text of the room's files."""

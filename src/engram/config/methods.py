@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from engram.common.errors import InputError, check_choice
@@ -38,6 +39,19 @@ def all_methods() -> tuple[str, ...]:
     heads = [name for name in HEADS.names() if not HEADS.known_facts(name).get("baseline")]
     penalties = [first + name for name in PENALTIES.names() for first in ("", *(f"{head}+" for head in heads))]
     return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties)))
+
+
+def usable_methods(on_problem: Callable[[str], None]) -> list[str]:
+    """All methods except those of other packages that cannot be imported; `on_problem` gets a sentence about each."""
+    broken = set()
+    for registry in (HEADS, PENALTIES):
+        for name in registry.names():
+            try:
+                registry.facts(name)  # imports what is of another package
+            except InputError as error:
+                broken.add(name)
+                on_problem(f"{error}; its methods are left out")
+    return [method for method in all_methods() if broken.isdisjoint(parts_of(method))]
 
 
 def check_method(method: str) -> None:

@@ -18,7 +18,8 @@ from engram.common.files import remove_unfinished
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_report
-from engram.engine.training import Runtime
+from engram.engine.stacks import Source
+from engram.engine.training import Runtime, Training
 from engram.runs.folder import RunFolder, claim_group, now, opened
 from engram.runs.result import versions
 from engram.runs.run import SWEEP
@@ -121,6 +122,7 @@ def run_sweep(
     """
     folder, runtime = Path(folder), Runtime() if runtime is None else runtime
     environment = runtime.environment()
+    Training({base.method: base.replace(trials=1) for base in plan.bases}, Source(tuple(datasets)), runtime)  # a check
     folder.mkdir(parents=True, exist_ok=True)
     with opened(folder) as file:
         remove_unfinished(folder)
