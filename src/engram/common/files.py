@@ -186,7 +186,7 @@ def parse_json(text: str) -> Any:
     if text.count("[") + text.count("{") + text.count('"') // 2 > MAX_JSON_ITEMS:
         raise InputError(f"it has more than {MAX_JSON_ITEMS} lists, objects and strings")
     try:
-        return json.loads(text, object_pairs_hook=_object)
+        return _JSON.decode(text)
     except json.JSONDecodeError as error:
         raise InputError("it is not valid JSON") from error
     except (ValueError, RecursionError) as error:
@@ -198,3 +198,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         raise ValueError("an object has the same name twice")
     return made
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)

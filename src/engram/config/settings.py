@@ -113,23 +113,19 @@ class Config:
         if self.baseline_head in HEADS:
             HEADS.facts(self.baseline_head)  # imports that of another package
         self._check_dataset()
-        for name, facts in SETTINGS.items():
+        for name, choices in _CHOICES.items():
+            value, allowed = getattr(self, name), tuple(choices())
+            if value not in allowed:
+                words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
+                raise InputError(f"{name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
+        for name, rule, optional in _RULES:
             value = getattr(self, name)
-            if facts.choices is not None:
-                choices = tuple(facts.choices())
-                words = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
-                if value not in choices:
-                    raise InputError(f"{name} must be {words}, not {shortened(value)}{nearest(value, choices)}")
-            for rule in facts.rules:
-                if not (value is None and facts.optional):
-                    self._check(name, rule.holds(value), rule.words)
-        self._check("eta", self.eta_range == "unbounded" or 0 <= self.eta <= 1, FRACTION.words)
+            if not (value is None and optional) and not rule.holds(value):
+                raise InputError(f"{name} must be {rule.words}, not {shortened(value)}")
+        if self.eta_range != "unbounded" and not 0 <= self.eta <= 1:
+            raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
         if self.penalty is not None and self.strength is None:
             raise InputError(f"the method {self.method} needs a strength, and has none: strength must be above 0")
-
-    def _check(self, name: str, holds: bool, words: str) -> None:
-        if not holds:
-            raise InputError(f"{name} must be {words}, not {shortened(getattr(self, name))}")
 
     def _check_dataset(self) -> None:
         allowed = datasets_of(self.benchmark)
@@ -205,6 +201,10 @@ def _declared(field: dataclasses.Field[Any], hint: Any) -> Setting:
 _HINTS = typing.get_type_hints(Config)
 SETTINGS = {field.name: _declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
 
+# What every new config is checked against. Made once, since a folder may hold ten thousand runs.
+_CHOICES = {name: facts.choices for name, facts in SETTINGS.items() if facts.choices is not None}
+_RULES = [(name, rule, facts.optional) for name, facts in SETTINGS.items() for rule in facts.rules]
+
 
 def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
     """The names of the settings of a stage, or those that models of a run, stack or section must share.
@@ -267,12 +267,14 @@ def as_setting(name: str, value: Any) -> Any:
     facts = SETTINGS[name]
     if value is None and facts.optional:
         return None
-    if facts.type is tuple and isinstance(value, list | tuple) and all(_is_whole(v) for v in value):
-        return tuple(value)
+    if type(value) is facts.type and facts.type in (str, bool):
+        return value
+    if facts.type is int and _is_whole(value):
+        return value
     if facts.type is float and type(value) in (int, float) and abs(value) <= LARGEST:
         return float(value)
-    if type(value) is facts.type and (facts.type is not int or _is_whole(value)):
-        return value
+    if facts.type is tuple and isinstance(value, list | tuple) and all(_is_whole(v) for v in value):
+        return tuple(value)
     raise InputError(f"{name} must be {facts.words}, not {shortened(value)}")
 
 

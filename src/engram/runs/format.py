@@ -253,7 +253,7 @@ def _record(cells: list[str]) -> dict[str, float]:
 def fractions(value: Any) -> np.ndarray:
     """Accuracies from JSON, where null stands for NaN."""
     found = np.array(value, dtype=float)
-    if not ((found >= 0) & (found <= 1) | np.isnan(found)).all():
+    if ((found < 0) | (found > 1)).any():  # NaN is neither
         raise ValueError("its accuracies are not all in [0, 1]")
     return found
 

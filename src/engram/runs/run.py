@@ -72,18 +72,14 @@ def read_run(path: str | Path, *, dynamics: bool = True) -> Run:
         10
     """
     path = Path(path)
-    if not path.is_dir():
-        raise InputError(f"there is no folder {path}")
-    if (path / SWEEP).exists():
-        return _read_sweep(path, dynamics)
-    return _read_one(path, dynamics)
+    return _read_sweep(path, dynamics) if (path / SWEEP).exists() else _read_one(path, dynamics)
 
 
 def has_started(path: Path) -> bool:
     """Whether a folder holds a run that can be read or resumed; a folder that was only claimed for one does not."""
     try:
         return os.stat(path / RUN).st_size > 0
-    except OSError:
+    except (OSError, ValueError):  # ValueError: the path holds a null character
         return False
 
 
@@ -98,6 +94,8 @@ def has_finished(path: Path) -> bool:
 
 def _read_one(path: Path, dynamics: bool) -> Run:
     if not has_started(path):
+        if not path.is_dir():
+            raise InputError(f"there is no folder {path}")
         if not (path / RUN).exists():
             raise InputError(f"{path} does not hold a run: it has no {RUN}")
         raise InputError(f"the run in {path} was stopped before it started: start it again")
@@ -248,10 +246,9 @@ def find_runs(folder: str | Path, unreadable: list[Path] | None = None) -> list[
 def _find(folder: str, unreadable: list[Path]) -> Iterator[Path]:
     top = os.path.realpath(folder)
     seen: set[str] = set()
-    waiting, links = [folder], list[str]()
+    waiting, links = [(folder, top)], list[tuple[str, str]]()  # each with the path that it has without links
     while waiting or links:
-        path = waiting.pop() if waiting else links.pop()
-        real = os.path.realpath(path)
+        path, real = waiting.pop() if waiting else links.pop()
         if real in seen:
             continue
         seen.add(real)
@@ -270,9 +267,9 @@ def _find(folder: str, unreadable: list[Path]) -> Iterator[Path]:
             if entry.is_symlink():
                 target = os.path.realpath(entry.path)
                 if os.path.isdir(target) and not _contains(top, target) and not _contains(target, top):
-                    links.append(entry.path)
+                    links.append((entry.path, target))
             elif entry.is_dir():
-                waiting.append(entry.path)
+                waiting.append((entry.path, os.path.join(real, entry.name)))
 
 
 def _contains(folder: str, path: str) -> bool:
