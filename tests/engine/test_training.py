@@ -21,7 +21,7 @@ from engram.engine.build import Custom
 from engram.engine.in_process import InProcess
 from engram.engine.learner import Progress
 from engram.engine.memory import bytes_of
-from engram.engine.stacks import Source, digest, group_by_tasks
+from engram.engine.stacks import SAME_TASKS, Source, digest, group_by
 from engram.engine.training import Runtime, Training, train
 from engram.nn.networks import Network
 from engram.penalties import Penalty
@@ -134,7 +134,7 @@ def test_configs_with_different_tasks_train_in_groups_with_the_outcomes_of_separ
         "same tasks": config("finetune"),
         "later trials": config(first_trial=4, trials=1),
     }
-    assert [list(group) for group in group_by_tasks(configs)] == [
+    assert [list(group) for group in group_by(SAME_TASKS, configs)] == [
         ["plain", "same tasks"],
         ["other seed"],
         ["three tasks"],

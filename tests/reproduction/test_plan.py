@@ -9,7 +9,7 @@ import pytest
 from engram import InputError, preset
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY
-from engram.engine.stacks import group_by_tasks
+from engram.engine.stacks import SAME_TASKS, group_by
 from engram.reproduction import plan as planning
 from engram.reproduction.plan import (
     BASE,
@@ -64,7 +64,7 @@ def test_the_variant_is_the_steady_trace_in_the_trials_of_the_table() -> None:
         for method, config in part.configs.items():
             assert config == preset(benchmark, method).replace(**STEADY)
             same = {"steady": config, "table": preset(benchmark, method)}
-            assert len(group_by_tasks(same)) == 1, "the same tasks in the same trials"
+            assert len(group_by(SAME_TASKS, same)) == 1, "the same tasks in the same trials"
 
 
 def test_the_sensitivity_is_of_five_etas_five_trials_each_on_three_benchmarks() -> None:

@@ -114,29 +114,27 @@ def build_model(
             if custom.features is None and config.initialisation == "he":
                 initialise_by_he(features, config.leaky_slope)
             width = _width_of(features, config, input_shape)
-            head = build_head(config, width, num_classes) if custom.head is None else custom.head(width, num_classes)
-            return Network(features, head)
+            if custom.head is not None:
+                return Network(features, custom.head(width, num_classes))
+            return Network(features, _built(HEADS[config.head], config, width, num_classes))
     except (RuntimeError, TypeError, OverflowError) as error:  # raised by PyTorch if the network is too large
         raise InputError(f"the network of {config.method} cannot be built: {reason(error)}") from error
 
 
 def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
-    made = _features(config, input_shape)
-    if (config.input_mean, config.input_std) == (0, 1):
-        return made
-    return nn.Sequential(Standardised(config.input_mean, config.input_std), *made)
-
-
-def _features(config: Config, input_shape: Sequence[int]) -> nn.Sequential:
+    """The layers before the head, which standardise the inputs first where the settings say so."""
     num_weights = sum(a * b for a, b in itertools.pairwise([math.prod(input_shape), *config.hidden]))
     if num_weights > MAX_WEIGHTS:
         raise InputError(f"a network with hidden {shortened(config.hidden)} has more than {MAX_WEIGHTS} weights")
     if config.network == "mlp":
-        return mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
-    if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
+        made = mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
+    elif len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
         raise InputError(f"the cnn needs square images (channels, side, side) from side 16, not {tuple(input_shape)}")
-    channels, side, _ = input_shape
-    return cnn_features(channels, side, config.hidden, config.leaky_slope)
+    else:
+        made = cnn_features(input_shape[0], input_shape[1], config.hidden, config.leaky_slope)
+    if (config.input_mean, config.input_std) == (0, 1):
+        return made
+    return nn.Sequential(Standardised(config.input_mean, config.input_std), *made)
 
 
 def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -> int:
@@ -153,10 +151,6 @@ def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -
     return made.shape[1]
 
 
-def build_head(config: Config, width: int, num_classes: int) -> nn.Module:
-    return _built(HEADS[config.head], config, width, num_classes)
-
-
 def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     if config.strength is None or config.penalty is None:
         return NoPenalty(model)
@@ -165,11 +159,6 @@ def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     if "draws" in registration.facts:
         more["seed"] = derive_seed(config.seed, registration.facts["draws"], trial)
     return _built(registration, config, model, **more)
-
-
-def is_of_another_package(config: Config) -> bool:
-    """Whether the penalty of a config is registered by another package, or by the program that runs."""
-    return config.penalty is not None and not PENALTIES[config.penalty].make.__module__.startswith("engram.")
 
 
 def _built(registration: Registration, config: Config, *inputs: Any, **more: Any) -> Any:
@@ -196,9 +185,10 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def precision_of(name: str) -> Iterator[torch.dtype]:
-    """Compute in this precision, and yield its type. GPUs use TensorFloat-32 in matrix products only for "tf32".
+    """Compute in this precision, with gradients, independent of the caller's settings; yields its type.
 
-    cuDNN uses deterministic algorithms, so that the same run gives the same numbers.
+    GPUs use TensorFloat-32 in matrix products only for "tf32". cuDNN uses deterministic algorithms, so that the same
+    run gives the same numbers.
     """
     check_choice("precision", name, PRECISIONS)
     cudnn = torch.backends.cudnn
@@ -206,6 +196,7 @@ def precision_of(name: str) -> Iterator[torch.dtype]:
     torch.backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = name == "tf32"
     cudnn.deterministic = True
     try:
-        yield torch.float64 if name == "float64" else torch.float32
+        with torch.inference_mode(False), torch.enable_grad():
+            yield torch.float64 if name == "float64" else torch.float32
     finally:
         torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before

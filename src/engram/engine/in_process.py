@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -12,13 +12,13 @@ import torch
 
 from engram.common.errors import InputError, Stopped, reason
 from engram.config.settings import Config
-from engram.engine.build import choose_device
+from engram.engine.build import choose_device, precision_of
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.loop import Position, check_position, run_stream
 from engram.engine.program import Batches
-from engram.engine.stacks import Builder, StackPlan, computing
+from engram.engine.stacks import Builder, StackPlan
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class InProcess:
     at_once = 1
 
     def environment(self, device: str) -> dict[str, Any]:
-        return environment(device)
+        chosen = choose_device(device)
+        gpu = {"gpu": torch.cuda.get_device_name(chosen)} if chosen.type == "cuda" else {}
+        return {"device": str(chosen), "threads": torch.get_num_threads(), **gpu}
 
     def limit(self, builder: Builder) -> int | None:
         return builder.limit()
@@ -72,39 +74,28 @@ class InProcess:
     def train(self, stacks: Sequence[Stack], report: ReportOfStack, stop_asked: StopAsked) -> None:
         for stack, following in pairwise([*stacks, None]):
             assert stack is not None
-            train_stack(stack, partial(report, stack.number), stop_asked)
+            StackTraining(stack, partial(report, stack.number), stop_asked).run()
             if following is None or following.builder is not stack.builder:
                 stack.builder.release()
 
 
-def environment(device: str) -> dict[str, Any]:
-    """The environment of this process: see `Engine.environment`."""
-    chosen = choose_device(device)
-    gpu = {"gpu": torch.cuda.get_device_name(chosen)} if chosen.type == "cuda" else {}
-    return {"device": str(chosen), "threads": torch.get_num_threads(), **gpu}
-
-
-def train_stack(stack: Stack, report: Report = no_report, stop_asked: StopAsked = never_stop) -> Outcomes:
-    """Train a stack to the end of its stream, from its last checkpoint if it has one.
+class StackTraining:
+    """Trains a stack to the end of its stream, from its last checkpoint if it has one.
 
     Args:
         stack: what to train.
         report: called with a `Progress` of this stack alone.
         stop_asked: asked at every position from which the stack could be resumed. If it returns True, the stack is
             saved, and `Stopped` is raised.
+
+    Example:
+        >>> outcomes = StackTraining(stack).run()
     """
-    with computing(stack.builder.precision) as dtype:
-        return _StackTraining(stack, dtype, report, stop_asked).run()
 
-
-class _StackTraining:
-    """A stack while it is trained."""
-
-    def __init__(self, stack: Stack, dtype: torch.dtype, report: Report, stop_asked: StopAsked):
+    def __init__(self, stack: Stack, report: Report = no_report, stop_asked: StopAsked = never_stop):
         self.stack = stack
         self.configs = stack.configs
         self.config = next(iter(self.configs.values()))  # batch size, epochs and tasks are common to all
-        self.dtype = dtype
         self.report = report
         self.stop_asked = stop_asked
         self.checkpoints = None if stack.checkpoints is None else stack.checkpoints.of_stack(stack.number)
@@ -113,41 +104,32 @@ class _StackTraining:
         self.noted: set[str] = set()
 
     def run(self) -> Outcomes:
-        saved = self._read()
-        if saved is not None and saved.finished:
-            self.outcomes = saved.outcomes
-            return self._finished()
-        self.learners, batches = self.stack.builder.take(self.stack.plan, self.dtype)
-        if saved is not None:
-            self._resume(saved, batches)
-        keys = self.stack.plan.keys
-        self.outcomes = dict(zip(keys, (learner.outcome for learner in self.learners), strict=True))
-        device = choose_device(self.stack.builder.device_name)
-        self.program, notes = choose_program(self.learners, batches, device)
-        for note in notes:
-            self._note(note)
-        self._stop_if_asked()
-        try:
-            run_stream(self.program, batches, self.config, self.position, self._on_position)
-        finally:
+        builder, plan, saved = self.stack.builder, self.stack.plan, None
+        with precision_of(builder.precision) as dtype:
             if self.checkpoints is not None:
-                self.checkpoints.join()
-        if self.checkpoints is not None:
-            finish = self.checkpoints.finish
-            self._try_to_save(lambda: finish(self.configs, self.outcomes))
-        return self._finished()
-
-    def _finished(self) -> Outcomes:
-        self._report(Progress(1.0, self.config.num_tasks - 1))
+                saved, warnings = self.checkpoints.read(self.configs, plan)
+                self._note(*warnings)
+            if saved is not None and saved.finished:
+                self.outcomes = saved.outcomes
+            else:
+                self.learners, batches = builder.take(plan, dtype)
+                if saved is not None:
+                    self._resume(saved, batches)
+                self.outcomes = dict(zip(plan.keys, (learner.outcome for learner in self.learners), strict=True))
+                device = choose_device(builder.device_name)
+                self.program, notes = choose_program(self.learners, batches, device)
+                self._note(*notes)
+                self._stop_if_asked()
+                try:
+                    run_stream(self.program, batches, self.config, self.position, self._on_position)
+                finally:
+                    if self.checkpoints is not None:
+                        self.checkpoints.join()
+                if self.checkpoints is not None:
+                    self._try_to_save(partial(self.checkpoints.finish, self.configs, self.outcomes))
+            self.position = Position(task=self.config.num_tasks)  # even if all trials diverged before
+            self._report(self.config.num_tasks - 1)
         return self.outcomes
-
-    def _read(self) -> Checkpoint | None:
-        if self.checkpoints is None:
-            return None
-        saved, warnings = self.checkpoints.read(self.configs, self.stack.plan)
-        for warning in warnings:
-            self._note(warning)
-        return saved
 
     def _resume(self, saved: Checkpoint, batches: Batches) -> None:
         position = saved.restore(self.learners, self.stack.plan.keys)
@@ -159,10 +141,9 @@ class _StackTraining:
         self._note(f"resumes at task {position.task + 1}, epoch {position.epoch + 1}")
 
     def _on_position(self, task_ended: bool) -> None:
-        for note in self.program.notes:
-            self._note(note)
+        self._note(*self.program.notes)
         task = self.position.task - 1 if task_ended else self.position.task
-        self._report(Progress(self._done, task, task_ended=task_ended))
+        self._report(task, task_ended=task_ended)
         if self.position.task == self.config.num_tasks:  # the end has another kind of checkpoint
             return
         if self.checkpoints is not None and self.checkpoints.is_due(task_ended):
@@ -191,15 +172,14 @@ class _StackTraining:
         except (OSError, InputError) as error:
             self._note(f"the checkpoint cannot be written: {reason(error)}; {effect}")
 
-    @property
-    def _done(self) -> float:
-        position = self.position
-        return (position.task + (position.epoch + position.part) / self.config.epochs) / self.config.num_tasks
+    def _note(self, *notes: str) -> None:
+        """Report each note, once."""
+        for note in notes:
+            if note not in self.noted:
+                self.noted.add(note)
+                self._report(self.position.task, note=note)
 
-    def _report(self, progress: Progress) -> None:
-        self.report(replace(progress, configs=self.configs, outcomes=self.outcomes))
-
-    def _note(self, note: str) -> None:
-        if note not in self.noted:
-            self.noted.add(note)
-            self._report(Progress(self._done, self.position.task, note=note))
+    def _report(self, task: int, **event: Any) -> None:
+        at = self.position
+        done = (at.task + (at.epoch + at.part) / self.config.epochs) / self.config.num_tasks
+        self.report(Progress(done, task, self.configs, self.outcomes, **event))

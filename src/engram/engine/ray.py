@@ -23,7 +23,7 @@ import torch
 from engram.common.errors import InputError, Stopped, reason
 from engram.common.files import locked
 from engram.data.samples import Dataset
-from engram.engine.in_process import ReportOfStack, Stack, environment, train_stack
+from engram.engine.in_process import InProcess, ReportOfStack, Stack, StackTraining
 from engram.engine.learner import Outcomes, Progress, StopAsked
 from engram.engine.stacks import Builder
 
@@ -100,7 +100,7 @@ class RayEngine:
         return max(1, int(resources.get("GPU", 0) or resources.get("CPU", 1) // self.threads))
 
     def environment(self, device: str) -> dict[str, Any]:
-        return self._call(device, environment, self._device(device))
+        return self._call(device, InProcess().environment, self._device(device))
 
     def limit(self, builder: Builder) -> int | None:
         light, datasets = self._without_data(builder)
@@ -255,7 +255,7 @@ def _train(stack: Stack, attempt: int, channel: Any, *datasets: Dataset) -> Outc
     if sender.stopping:
         raise Stopped
     with _only_worker(stack):
-        return train_stack(stack, sender.report, lambda: sender.stopping)
+        return StackTraining(stack, sender.report, lambda: sender.stopping).run()
 
 
 class _Sender:

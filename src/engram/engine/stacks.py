@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
 from engram.common.errors import InputError, shortened
+from engram.common.registry import PENALTIES
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.samples import Dataset
 from engram.data.streams import Stream, masked_only_in_evaluation, move_streams
@@ -22,7 +23,6 @@ from engram.engine.build import (
     build_streams,
     choose_device,
     dataset_names,
-    is_of_another_package,
     learner_from,
     precision_of,
 )
@@ -60,6 +60,8 @@ class Builder:
 
     def __init__(self, configs: Mapping[str, Config], source: Source, custom: Custom, device: str, precision: str):
         self.configs = dict(configs)
+        self.config = next(iter(self.configs.values()))  # any of them: their settings of the tasks are all the same
+        self.trials = range(self.config.first_trial, self.config.first_trial + self.config.trials)
         self.source = source
         self.custom = custom
         self.device_name = device
@@ -81,15 +83,6 @@ class Builder:
         self._forget_built()
 
     @property
-    def config(self) -> Config:
-        """Any of the configs: their settings of the tasks are all the same."""
-        return next(iter(self.configs.values()))
-
-    @property
-    def trials(self) -> range:
-        return range(self.config.first_trial, self.config.first_trial + self.config.trials)
-
-    @property
     def kinds(self) -> list[str]:
         """The labels of configs whose models differ in size or structure, one of each kind."""
         alike = {
@@ -103,9 +96,11 @@ class Builder:
         self.streams(self.trials)
         for label in self.kinds:
             config, model = self.configs[label], self.model(label, self.trials[0])
-            if is_of_another_package(config):  # on a copy: what it does to its model is not known
-                penalty = build_penalty(config, self.trials[0], copy.deepcopy(model))
-                check_step(penalty, config.penalty_step)
+            if config.penalty is None or PENALTIES[config.penalty].make.__module__.startswith("engram."):
+                continue
+            # Registered by another package, so on a copy: what it does to its model is not known.
+            penalty = build_penalty(config, self.trials[0], copy.deepcopy(model))
+            check_step(penalty, config.penalty_step)
 
     def streams(self, trials: Sequence[int]) -> list[Stream]:
         missing = [trial for trial in trials if trial not in self._streams]
@@ -150,7 +145,7 @@ class Builder:
     def limit(self) -> int | None:
         """How many models fit into the memory of the device together; None for any number."""
         first, kinds = self.trials[0], self.kinds
-        with computing(self.precision) as dtype:
+        with precision_of(self.precision) as dtype:
             limit = largest_stack(
                 [self.configs[label] for label in kinds],
                 lambda i: ([self.learner(kinds[i], first, dtype)], self.batches([first], dtype)),
@@ -185,11 +180,6 @@ class StackPlan:
         return [(label, trial) for trial in self.trials for label in self.labels]
 
 
-def group_by_tasks(configs: Mapping[str, Config]) -> list[dict[str, Config]]:
-    """Configs that learn the same tasks in the same trials, in the order in which they come."""
-    return _grouped(configs, SAME_TASKS)
-
-
 def plan_stacks(configs: Mapping[str, Config], limit: int | None) -> list[StackPlan]:
     """Divide configs that learn the same tasks into stacks of at most `limit` models.
 
@@ -198,7 +188,7 @@ def plan_stacks(configs: Mapping[str, Config], limit: int | None) -> list[StackP
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InputError(f"a stack has at least one model, not {shortened(limit)}")
     plans = []
-    for group in _grouped(configs, SAME_STEPS):
+    for group in group_by(SAME_STEPS, configs):
         labels, config = tuple(group), next(iter(group.values()))
         trials = tuple(range(config.first_trial, config.first_trial + config.trials))
         most = len(labels) * len(trials) if limit is None else limit
@@ -212,7 +202,8 @@ def plan_stacks(configs: Mapping[str, Config], limit: int | None) -> list[StackP
     return plans
 
 
-def _grouped(configs: Mapping[str, Config], names: Sequence[str]) -> list[dict[str, Config]]:
+def group_by(names: Sequence[str], configs: Mapping[str, Config]) -> list[dict[str, Config]]:
+    """Configs with the same values of these settings, such as SAME_TASKS, in the order in which they come."""
     groups: dict[tuple, dict[str, Config]] = {}
     for label, config in configs.items():
         groups.setdefault(tuple(getattr(config, name) for name in names), {})[label] = config
@@ -223,25 +214,14 @@ def check_apart(learners: Sequence[Learner]) -> None:
     """Refuse models that share a tensor: each would train the others."""
     seen: set[int] = set()
     for learner in learners:
-        tensors = {t.untyped_storage().data_ptr() for t in _tensors_of(learner) if t.numel()}
+        owned = chain(learner.model.parameters(), learner.model.buffers())
+        tensors = {tensor.untyped_storage().data_ptr() for tensor in owned if tensor.numel()}
         if tensors & seen:
             raise InputError("two models share a tensor: features and head must make a new module at each call")
         seen |= tensors
-
-
-def _tensors_of(learner: Learner) -> Iterator[torch.Tensor]:
-    yield from learner.model.parameters()
-    yield from learner.model.buffers()
 
 
 def digest(configs: Mapping[str, Config]) -> str:
     """A fingerprint of settings, which changes if any of them does."""
     text = "\n".join(f"[{label}]\n{config.to_toml()}" for label, config in configs.items())
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextmanager
-def computing(precision: str) -> Iterator[torch.dtype]:
-    """Compute in this precision, with gradients, independent of the caller's settings."""
-    with precision_of(precision) as dtype, torch.inference_mode(False), torch.enable_grad():
-        yield dtype

@@ -14,7 +14,7 @@ from engram.engine.build import NOTHING_CUSTOM, PRECISIONS, Custom
 from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
 from engram.engine.in_process import Engine, InProcess, Stack
 from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
-from engram.engine.stacks import Builder, Source, group_by_tasks, plan_stacks
+from engram.engine.stacks import SAME_TASKS, Builder, Source, group_by, plan_stacks
 from engram.penalties import Penalty
 from engram.penalties.penalty import check_step
 
@@ -101,7 +101,7 @@ class Training:
         self.configs = dict(configs)
         self.runtime = runtime
         self.builders = [
-            Builder(group, source, custom, runtime.device, runtime.precision) for group in group_by_tasks(configs)
+            Builder(group, source, custom, runtime.device, runtime.precision) for group in group_by(SAME_TASKS, configs)
         ]
         for builder in self.builders:
             builder.check()
@@ -124,7 +124,9 @@ class Training:
             for plan in plan_stacks(builder.configs, limit)
         ]
         stacks = [Stack(number, plan, builder, folder) for number, (plan, builder) in enumerate(plans)]
-        work = [_work(stack) for stack in stacks]
+        # How much of the whole each stack is, in models times epochs.
+        first = [next(iter(stack.configs.values())) for stack in stacks]
+        work = [len(stack.plan) * c.num_tasks * c.epochs for stack, c in zip(stacks, first, strict=True)]
         done = [0.0] * len(stacks)
 
         def report_whole(number: int, progress: Progress) -> None:
@@ -152,12 +154,6 @@ class Training:
         if folder is not None:
             folder.save_limits(self.configs, limits)
         return limits
-
-
-def _work(stack: Stack) -> int:
-    """How much of the whole a stack is, in models times epochs."""
-    config = stack.builder.configs[stack.plan.labels[0]]
-    return len(stack.plan) * config.num_tasks * config.epochs
 
 
 def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTOM) -> None:
