@@ -108,11 +108,16 @@ class Checkpoints:
         """Start to write a checkpoint. Raises if the previous one could not be written."""
         self.wait()
         tensors = _tensors_of(learners, outcomes, position)
+        described = []
+        for key, outcome in outcomes.items():
+            diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
+            # Copies: the outcome may have one more row by the time it is written.
+            described.append([*key, list(outcome.untrained), [list(row) for row in outcome.rows], diverged])
         header = {
             "configs": digest(configs),
             "position": [position.task, position.epoch, position.piece, position.part],
             "counts": [len(position.losses), len(position.dynamics)],
-            "outcomes": [[*key, *_described(outcome)] for key, outcome in outcomes.items()],
+            "outcomes": described,
             "finished": not learners,
         }
         self.writer = threading.Thread(target=self._write, args=(tensors, header), daemon=True)
@@ -273,12 +278,6 @@ def _check_header(header: dict[str, Any], configs: Mapping[str, Config], keys: S
                 raise ValueError(f"the accuracies of trial {trial} are damaged")
         if diverged is not None and not (len(diverged) == 2 and all(type(n) is int and n >= 0 for n in diverged)):
             raise ValueError(f"it does not say in which task and step trial {trial} diverged")
-
-
-def _described(outcome: Outcome) -> list[Any]:
-    """A copy: the outcome may have one more row by the time it is written."""
-    diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
-    return [list(outcome.untrained), [list(row) for row in outcome.rows], diverged]
 
 
 def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:

@@ -30,12 +30,6 @@ class Position:
     losses: list[Tensor] = field(default_factory=list)  # those of the epoch's pieces so far
     dynamics: list[Tensor] = field(default_factory=list)  # after those of them that end in a record
 
-    def next_epoch(self) -> None:
-        self.epoch, self.piece, self.part, self.losses, self.dynamics = self.epoch + 1, 0, 0.0, [], []
-
-    def next_task(self) -> None:
-        self.task, self.epoch = self.task + 1, 0
-
 
 OnPosition = Callable[[bool], None]
 
@@ -75,7 +69,7 @@ def run_stream(
         for learner, row in zip(program.learners, accuracy.tolist(), strict=True):
             if learner.learning:
                 learner.outcome.rows.append(row)
-        position.next_task()
+        position.task, position.epoch = n + 1, 0
         on_position(True)
 
 
@@ -102,7 +96,8 @@ def train_task(
             if position.piece < len(plan.pieces):
                 on_position(False)
         _record_epoch(program.learners, batches, position, plan)
-        position.next_epoch()
+        position.epoch, position.piece, position.part = position.epoch + 1, 0, 0.0
+        position.losses, position.dynamics = [], []
         if position.epoch < config.epochs:
             on_position(False)
 

@@ -8,8 +8,9 @@ unless the penalty follows the path of the weights. The penalty's part of the st
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -77,19 +78,17 @@ class FactoredDescent:
         self.layer_steps = {prefix: (steps[prefix + "weight"], steps.get(prefix + "bias")) for prefix in self.layers}
         self.direct_steps = [steps[name] for name in self.direct]
 
-    def _watch(self, prefix: str) -> Callable:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Within the `with` block, the factored layers are watched, and autograd does not make their gradients."""
+
+        def watch(prefix: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if not output.requires_grad:
                 output.requires_grad_()
             self.seen[prefix] = (args[0], output, output._version)
             return output.view_as(output)  # so that hooks of others on the output come after this one
 
-        return hook
-
-    @contextmanager
-    def steps(self) -> Iterator[None]:
-        """Within the `with` block, the factored layers are watched, and autograd does not make their gradients."""
-        hooks = [layer.register_forward_hook(self._watch(prefix)) for prefix, layer in self.layers.items()]
+        hooks = [layer.register_forward_hook(partial(watch, prefix)) for prefix, layer in self.layers.items()]
         weights = [theta for layer in self.layers.values() for theta in layer.parameters(recurse=False)]
         for theta in weights:
             theta.requires_grad_(False)

@@ -66,7 +66,11 @@ class OneByOne:
             """Rows `part` of `losses`, whose learners are of one or of several trials."""
             for place in places:
                 own = [row for row in part if self.place[self.learners[chosen[row]].trial] == place]
-                self._train_trial(piece, place, [chosen[row] for row in own], losses, own)
+                for start in range(0, piece.num_steps, GATHERED) if own else ():
+                    read = self._batches(piece, place, range(start, min(start + GATHERED, piece.num_steps)))
+                    for row in own:
+                        taken = self._steps(chosen[row], piece.first_step + start, read)
+                        losses[row, start : start + len(taken)] = taken
 
         learning = [row for row, i in enumerate(chosen) if self.learners[i].learning]
         in_parallel(train_some, [row for row in learning if not self.draws[chosen[row]]], self.device)
@@ -74,25 +78,22 @@ class OneByOne:
             train_some([row for row in learning if self.draws[chosen[row]]])
         return losses
 
-    def _train_trial(self, piece: Piece, place: int, own: list[int], losses: Tensor, rows: list[int]) -> None:
-        for start in range(0, piece.num_steps, GATHERED) if own else ():
-            read = self._batches(piece, place, range(start, min(start + GATHERED, piece.num_steps)))
-            for i, row in zip(own, rows, strict=True):
-                with self.descents[i].steps():
-                    taken = [self._step(i, piece.first_step + start + k, *batch) for k, batch in enumerate(read)]
-                losses[row, start : start + len(taken)] = torch.stack(taken)
-
-    def _step(self, i: int, step: int, inputs: Tensor, targets: Tensor) -> Tensor:
-        learner = self.learners[i]
-        if self.draws[i]:
-            seed_draws(self.batches.seed, learner.trial, *self.now, step)
-        try:
-            return self.descents[i].step(inputs, targets)
-        except InputError:
-            raise
-        except ValueError as reason:  # what PyTorch raises when BatchNorm gets a batch of one
-            where = f"task {self.now[0] + 1} of trial {learner.trial + 1}, on a batch of {len(inputs)}"
-            raise InputError(f"the model of {learner.config.method} cannot train in {where}: {reason}") from reason
+    def _steps(self, i: int, first_step: int, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Take a step of one learner for each batch; returns their losses."""
+        learner, descent, losses = self.learners[i], self.descents[i], []
+        with descent.steps():
+            for step, (inputs, targets) in enumerate(batches, first_step):
+                if self.draws[i]:
+                    seed_draws(self.batches.seed, learner.trial, *self.now, step)
+                try:
+                    losses.append(descent.step(inputs, targets))
+                except InputError:
+                    raise
+                except ValueError as reason:  # what PyTorch raises when BatchNorm gets a batch of one
+                    where = f"task {self.now[0] + 1} of trial {learner.trial + 1}, on a batch of {len(inputs)}"
+                    method = learner.config.method
+                    raise InputError(f"the model of {method} cannot train in {where}: {reason}") from reason
+        return torch.stack(losses)
 
     def _batches(self, piece: Piece, place: int, steps: range) -> list[tuple[Tensor, Tensor]]:
         task = self.tasks[place]
