@@ -22,6 +22,7 @@ from builders import command_refusal, current, files_in, refusal, small_digits, 
 from engram import InputError, preset
 from engram.cli.main import main
 from engram.cli.terminal import RunDisplay
+from engram.common.files import locked
 from engram.config.settings import Config
 from engram.data import streams
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
@@ -29,7 +30,7 @@ from engram.engine.learner import Progress
 from engram.engine.stacks import plan_stacks
 from engram.engine.training import Runtime
 from engram.nn.networks import Network
-from engram.runs.folder import opened
+from engram.runs.folder import LOG
 from engram.runs.log import logged_lines
 from engram.runs.run import Run, read_run
 from engram.runs.start import resume_run, start_run
@@ -316,7 +317,7 @@ def test_settings_cannot_be_given_when_a_run_is_resumed(
 
 def test_run_of_another_process_is_refused_and_not_disturbed(stopped: Path, whole: Path) -> None:
     before = (stopped / "log.txt").read_text()
-    with opened(stopped), pytest.raises(InputError, match="another process"):
+    with locked(stopped / LOG), pytest.raises(InputError, match="another process"):
         resume(stopped)
     assert (stopped / "log.txt").read_text() == before
 

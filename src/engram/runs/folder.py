@@ -156,19 +156,12 @@ def save_result(result: Result, path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[str]]:
-    """Lock the log of a folder, so that one process works on it."""
-    with locked(path / LOG) as file:
-        yield file
-
-
-@contextmanager
 def claimed(path: str | Path) -> Iterator[IO[str]]:
     """A new folder, an empty one, or one whose run was killed before it started; with its locked log."""
     path = Path(path)
     if not _never_started(path):
         claim_folder(path)
-    with opened(path) as file:
+    with locked(path / LOG) as file:  # so that one process works on it
         if not _never_started(path):
             raise InputError(_taken(path))
         yield file

@@ -138,36 +138,33 @@ def write_results(folder: Path, results: Mapping[str, Result], dynamics: bool = 
     """
     started = {label: result for label, result in results.items() if result.trials}
     if dynamics:
-        rows = [[label, *_cells(row)] for label, result in started.items() for row in result.dynamics]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("label", *DYNAMICS))
-        writer.writerows(rows)
+        for label, result in started.items():
+            for row in result.dynamics:
+                trial = "mean" if row["trial"] == MEAN else row["trial"]
+                writer.writerow((label, trial, *(row[name] for name in DYNAMICS[1:])))
         write_atomically(folder / DYNAMICS_FILE, text.getvalue())
-    lines = [json.dumps(_entry(label, result)) for label, result in started.items()]
-    text_of_lines = "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
-    write_atomically(folder / RESULTS, f'{{"format": {FORMAT}, "results": {text_of_lines}}}\n')
+    lines = []
+    for label, result in started.items():
+        entry = {
+            "label": label,
+            "trials": list(result.trials),
+            "accuracy": _without_nan(result.accuracy),
+            "untrained": _without_nan(result.untrained),
+            "diverged": [asdict(divergence) for divergence in result.diverged],
+        }
+        lines.append(json.dumps(entry))
+    entries = "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
+    write_atomically(folder / RESULTS, f'{{"format": {FORMAT}, "results": {entries}}}\n')
 
 
-def _cells(row: Mapping[str, float]) -> list[Any]:
-    return ["mean" if name == "trial" and row[name] == MEAN else row[name] for name in DYNAMICS]
-
-
-def _entry(label: str, result: Result) -> dict[str, Any]:
-    return {
-        "label": label,
-        "trials": list(result.trials),
-        "accuracy": _without_nan(result.accuracy.tolist()),
-        "untrained": _without_nan(result.untrained.tolist()),
-        "diverged": [asdict(divergence) for divergence in result.diverged],
-    }
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN, so null stands for it."""
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if value != value else value
+def _without_nan(values: np.ndarray) -> list[Any]:
+    """As nested lists. JSON has no NaN, so null stands for it."""
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    return found.tolist()
 
 
 def read_results(

@@ -184,11 +184,9 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "engram": __version__,
-        **{package: _version_of(package) for package in ("torch", "numpy", "scipy")},
+        # As a package itself says, which may name its build too; asking does not import it.
+        **{
+            name: str(sys.modules[name].__version__) if name in sys.modules else metadata.version(name)
+            for name in ("torch", "numpy", "scipy")
+        },
     }
-
-
-def _version_of(package: str) -> str:
-    """As the package itself says, which may name its build too; asking does not import it."""
-    loaded = sys.modules.get(package)
-    return str(loaded.__version__) if loaded is not None else metadata.version(package)

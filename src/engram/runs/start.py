@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engram.common.errors import InputError, reason
-from engram.common.files import remove_unfinished
+from engram.common.files import locked, remove_unfinished
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine import Engine, InProcess
@@ -18,7 +18,7 @@ from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_re
 from engram.engine.loop import RECORDS_PER_EPOCH
 from engram.engine.stacks import Source, digest
 from engram.engine.training import Runtime, Training, check_together
-from engram.runs.folder import RunFolder, changes_since, check_unclaimed, claimed, now, opened
+from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, now
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.log import ProgressLines, TensorBoard, check_log, logged_lines
 from engram.runs.result import Result, results_of, versions
@@ -29,12 +29,17 @@ CHECKPOINTS = "checkpoints"
 
 def check_run(
     configs: Mapping[str, Config], runtime: Runtime, *, log: str | None = None, dynamics: bool = True
-) -> None:
-    """Refuse what cannot be run at all, or not on this machine, as far as that can be told without the data."""
+) -> dict[str, Any]:
+    """Refuse what cannot be run at all, or not on this machine, as far as that can be told without the data.
+
+    Returns:
+        The environment, as `Runtime.environment` describes it.
+    """
     check_log(log)
-    runtime.environment()
+    environment = runtime.environment()
     check_together(configs)
     check_size(configs, RECORDS_PER_EPOCH if dynamics else 0)
+    return environment
 
 
 def start_run(
@@ -74,9 +79,9 @@ def start_run(
         >>> run.results["mine"].bwt
     """
     runtime = Runtime() if runtime is None else runtime
-    environment = runtime.environment()
+    environment = check_run(configs, runtime, log=log, dynamics=dynamics)
     runtime = replace(runtime, device=environment["device"])
-    training = _prepare(configs, datasets, runtime, log, dynamics)
+    training = Training(configs, Source(tuple(datasets)), runtime)
     path = Path(path)
     with claimed(path) as file:
         description = {
@@ -131,14 +136,14 @@ def resume_run(
     """
     path = Path(path)
     read_unfinished(path)  # refuse a folder without a run before its log is touched
-    with opened(path) as file:
+    with locked(path / LOG) as file:  # so that one process works on it
         configs, about = read_unfinished(path)
         runtime = _recorded_runtime(path, about, engine or InProcess(), device)
-        environment = runtime.environment()
+        dynamics = about.get("dynamics") is not False
+        environment = check_run(configs, runtime, log=about.get("log"), dynamics=dynamics)
         runtime = replace(runtime, device=environment["device"])
         _check_unchanged(path, configs, about, datasets)
-        dynamics = about.get("dynamics") is not False
-        training = _prepare(configs, datasets, runtime, about.get("log"), dynamics)
+        training = Training(configs, Source(tuple(datasets)), runtime)
         remove_unfinished(path)
         folder = RunFolder(path, file, configs, about, dynamics)
         folder.log(f"engram run --resume {path} on {runtime.device}")
@@ -242,16 +247,6 @@ def _check_unchanged(
     data = [dataset.provenance() for dataset in datasets], [dataset.fingerprint() for dataset in datasets]
     if data != (about["data"], about.get("fingerprints")):
         raise InputError(f"the data are not those that the run in {path} started with")
-
-
-def _prepare(
-    configs: Mapping[str, Config], datasets: Sequence[Dataset], runtime: Runtime, log: str | None, dynamics: bool
-) -> Training:
-    """Check everything, and build what is trained, before a folder is made."""
-    check_log(log)
-    training = Training(configs, Source(tuple(datasets)), runtime)
-    check_size(configs, RECORDS_PER_EPOCH if dynamics else 0)
-    return training
 
 
 def _train(folder: RunFolder, training: Training, seconds_between: float, report: Report, stop_asked: StopAsked) -> Run:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from engram.common.errors import InputError
-from engram.common.files import remove_unfinished
+from engram.common.files import locked, remove_unfinished
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, Training
-from engram.runs.folder import RunFolder, claim_group, now, opened
+from engram.runs.folder import LOG, RunFolder, claim_group, now
 from engram.runs.result import versions
 from engram.runs.run import SWEEP
 from engram.runs.start import complete_run
@@ -124,7 +124,7 @@ def run_sweep(
     environment = runtime.environment()
     Training({base.method: base.replace(trials=1) for base in plan.bases}, Source(tuple(datasets)), runtime)  # a check
     folder.mkdir(parents=True, exist_ok=True)
-    with opened(folder) as file:
+    with locked(folder / LOG) as file:
         remove_unfinished(folder)
         fingerprints = [dataset.fingerprint() for dataset in datasets]
         identity = {**plan.to_dict(), "precision": runtime.precision, "fingerprints": fingerprints}
@@ -134,13 +134,13 @@ def run_sweep(
             "environment": {**environment, **versions()},
         }
         warning = claim_group(folder / SWEEP, identity, about)
-        locked = RunFolder(folder, file)
-        locked.log(command)
+        run_folder = RunFolder(folder, file)
+        run_folder.log(command)
         if warning:
-            locked.log(warning)
+            run_folder.log(warning)
             report(Progress(0, 0, note=warning))
-        tried = _Sweep(plan, datasets, locked, command, runtime, report, stop_asked).run()
-        locked.check()
+        tried = _Sweep(plan, datasets, run_folder, command, runtime, report, stop_asked).run()
+        run_folder.check()
         claim_group(folder / SWEEP, identity, {**about, "finished": now()})
         return tried
 
