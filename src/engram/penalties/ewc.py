@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from engram.nn.distributed import rank_of, ranks_of
 from engram.nn.modules import frozen
 from engram.penalties.importance import mean_per_sample, unpack
 from engram.penalties.quadratic import Quadratic
+from engram.penalties.terms import Batches, Classes, Settings, Weights
 
 
 @PENALTIES.register("ewc", settings={"labels": "fisher_labels"}, draws="fisher")
@@ -59,11 +60,11 @@ class EWC(Quadratic):
     def importance(
         cls,
         model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
-        batches: Iterable[Any],
-        classes: Sequence[int] | None = None,
+        parameters: Weights,
+        state: Weights,
+        settings: Settings,
+        batches: Batches,
+        classes: Classes = None,
     ) -> dict[str, Tensor]:
         """The diagonal of the Fisher information of the weights as they are now."""
         random = torch.Generator().manual_seed(settings["seed"] + rank_of(ranks_of(model)))  # each rank its own draws
@@ -87,7 +88,7 @@ class EWC(Quadratic):
 
         return mean_per_sample(model, parameters, log_likelihood, torch.square, batches, labelled)
 
-    def checked(self, batches: Iterable[Any], classes: Sequence[int] | None) -> Iterator[Any]:
+    def checked(self, batches: Batches, classes: Classes) -> Iterator[Any]:
         """The batches, whose labels are checked to be among the model's classes."""
         for batch in batches:
             if self.labels == "true":
@@ -95,7 +96,7 @@ class EWC(Quadratic):
             yield batch
 
     @torch.no_grad()
-    def _check_labels(self, batch: Any, classes: Sequence[int] | None) -> None:
+    def _check_labels(self, batch: Any, classes: Classes) -> None:
         inputs, targets = unpack(batch)
         if targets is None:
             raise InputError("importances by true labels need them: batches must yield (inputs, targets)")

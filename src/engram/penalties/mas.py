@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from engram.common.registry import PENALTIES
 from engram.penalties.importance import mean_per_sample
 from engram.penalties.quadratic import Quadratic
+from engram.penalties.terms import Batches, Classes, Settings, Weights
 
 
 @PENALTIES.register("mas")
@@ -32,11 +30,11 @@ class MAS(Quadratic):
     def importance(
         cls,
         model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
-        batches: Iterable[Any],
-        classes: Sequence[int] | None = None,
+        parameters: Weights,
+        state: Weights,
+        settings: Settings,
+        batches: Batches,
+        classes: Classes = None,
     ) -> dict[str, Tensor]:
         def squared_norm(outputs: Tensor) -> Tensor:
             own = outputs if classes is None else outputs[:, list(classes)]

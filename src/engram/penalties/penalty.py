@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError, check_choice
 from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
-from engram.penalties.terms import State
+from engram.penalties.terms import Batches, Classes, State
 
 VERBS = ("loss", "proximal_step", "after_backward", "after_step", "consolidate")
 
@@ -115,7 +115,7 @@ class Penalty(ABC):
         """Call after each step of the optimizer. Only SI follows the path of the weights."""
 
     @abstractmethod
-    def consolidate(self, batches: Iterable[Any] = (), classes: Sequence[int] | None = None) -> None:
+    def consolidate(self, batches: Batches = (), classes: Classes = None) -> None:
         """Remember the task in `batches`, which has been learned, and protect it from now on.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,10 @@ from engram.penalties.penalty import Penalty
 from engram.penalties.step import learning_rates, moved_shift, pull_weight
 from engram.penalties.terms import (
     TERMS,
+    Batches,
+    Classes,
     Pull,
+    Settings,
     State,
     Term,
     Weights,
@@ -105,7 +108,7 @@ class Quadratic(Penalty):
                 if theta.requires_grad:  # otherwise it has been frozen since
                     pull_weight(theta, pull.gain[name], moved_shift(pull, name, self.fast))
 
-    def consolidate(self, batches: Iterable[Any] = (), classes: Sequence[int] | None = None) -> None:
+    def consolidate(self, batches: Batches = (), classes: Classes = None) -> None:
         """Compute the importance of the weights for the task in `batches`, and anchor them where they are now.
 
         The model is left as it was: traces, BatchNorm statistics, gradients and modes.
@@ -131,11 +134,11 @@ class Quadratic(Penalty):
     def importance(
         cls,
         model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
-        batches: Iterable[Any],
-        classes: Sequence[int] | None = None,
+        parameters: Weights,
+        state: Weights,
+        settings: Settings,
+        batches: Batches,
+        classes: Classes = None,
     ) -> dict[str, Tensor]:
         """Ω of each weight for the task in `batches` alone. It changes nothing, and does not branch on values.
 
@@ -148,7 +151,7 @@ class Quadratic(Penalty):
             classes: the outputs that take part; None for all.
         """
 
-    def checked(self, batches: Iterable[Any], classes: Sequence[int] | None) -> Iterable[Any]:
+    def checked(self, batches: Batches, classes: Classes) -> Iterable[Any]:
         """The batches, checked one by one as they are read.
 
         Args:
@@ -210,7 +213,7 @@ class Quadratic(Penalty):
     @torch.no_grad()
     def anchors(self) -> dict[str, Tensor]:
         """A copy of the protected weights, in force if that is what is protected."""
-        return {name: theta.clone() for name, theta in self.in_force(self.snapshot()).items()}
+        return self.in_force(self.snapshot())
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the protected weights as they are now."""
@@ -261,18 +264,18 @@ class NoPenalty(Quadratic):
     def __init__(self, model: nn.Module):
         super().__init__(model, strength=1)
 
-    def consolidate(self, batches: Iterable[Any] = (), classes: Sequence[int] | None = None) -> None:
+    def consolidate(self, batches: Batches = (), classes: Classes = None) -> None:
         pass
 
     @classmethod
     def importance(
         cls,
         model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
-        batches: Iterable[Any],
-        classes: Sequence[int] | None = None,
+        parameters: Weights,
+        state: Weights,
+        settings: Settings,
+        batches: Batches,
+        classes: Classes = None,
     ) -> dict[str, Tensor]:
         return {name: torch.zeros_like(theta) for name, theta in parameters.items()}
 

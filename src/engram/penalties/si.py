@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from engram.nn.distributed import ranks_of, take_from_first_rank
 from engram.penalties.gradients import Gradients
 from engram.penalties.quadratic import Quadratic
 from engram.penalties.step import add_to_path
-from engram.penalties.terms import State, gradient
+from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient
 
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
@@ -81,11 +81,11 @@ class SI(Quadratic):
     def importance(
         cls,
         model: nn.Module,
-        parameters: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
-        batches: Iterable[Any] = (),
-        classes: Sequence[int] | None = None,
+        parameters: Weights,
+        state: Weights,
+        settings: Settings,
+        batches: Batches = (),
+        classes: Classes = None,
     ) -> dict[str, Tensor]:
         """max(path, 0) / ((θ − θ_start)² + ξ). SI needs no data for it."""
         return {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from engram.common.errors import NotFiniteError
 
 State = dict[str, Tensor]  # what a penalty remembers; a tensor of one weight is called "GROUP.NAME OF THE WEIGHT"
 Weights = Mapping[str, Tensor]
+Settings = Mapping[str, Any]  # the penalty's own, such as its strength
+Batches = Iterable[Any]  # yields (inputs, targets) of a task
+Classes = Sequence[int] | None  # the outputs that take part in a task; None for all
 TERMS = "terms."  # the state holds "terms.0.importance.NAME" and "terms.0.anchor.NAME", and so on
 
 
