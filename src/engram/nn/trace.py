@@ -111,17 +111,15 @@ def class_means(hidden: Tensor, target: Tensor, num_classes: int, ranks: Ranks |
 
 def _membership(target: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """1 where a sample is of a class, else 0."""
-    return torch.eq(target.unsqueeze(-1), _class_numbers(num_classes, target.device)).to(dtype)
-
-
-def _class_numbers(num_classes: int, device: torch.device) -> Tensor:
-    if torch.compiler.is_compiling():  # a compiler has its own way to cache it
-        return torch.arange(num_classes, device=device)
-    return _cached_class_numbers(num_classes, device)
+    if torch.compiler.is_compiling():  # a compiler has its own way to cache the numbers
+        numbers = torch.arange(num_classes, device=target.device)
+    else:
+        numbers = _class_numbers(num_classes, target.device)
+    return torch.eq(target.unsqueeze(-1), numbers).to(dtype)
 
 
 @lru_cache(maxsize=16)
-def _cached_class_numbers(num_classes: int, device: torch.device) -> Tensor:
+def _class_numbers(num_classes: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # it is used in training too
         return torch.arange(num_classes, device=device)
 
@@ -165,7 +163,8 @@ class PlasticSoftmax(torch.autograd.Function):
         surprise = (share.mT @ hidden).sub_(hebb).mul_(present)  # h̃ − Hebb (…, C, m), 0 for absent classes
         # a copy of η, since the optimizer may change it before the backward pass
         rate = eta.clone().unsqueeze(-1).unsqueeze(-1)
-        # `write_trace` in one fused operation, which rounds once instead of twice
+        # Eq. 3 again, and not by `write_trace`: this fused operation rounds once where that one rounds twice, so about
+        # one value in 600 differs in its last digit. To share a line would change the results of one or the other.
         written = torch.addcmul(hebb, rate, surprise)
         in_force = plastic_weight(weight, as_matrix(alpha, weight), written)
         ctx.mark_non_differentiable(written)
