@@ -36,7 +36,7 @@ def write_tensors(path: Path, kind: str, form: int, header: Mapping[str, Any], t
         >>> write_tensors(Path("a.engram"), "model", 1, {"classes": 10}, {"weight": torch.zeros(10, 3)})
     """
     described = {**header, "kind": kind, "format": form}
-    on_host = _separate({name: _on_host(name, tensor) for name, tensor in tensors.items()})
+    on_host = _on_host(tensors)
     with_sum = json.dumps({**described, "checksum": _checksum(described, on_host)}, allow_nan=False)
     try:
         content = save(on_host, {"engram": with_sum})
@@ -83,22 +83,19 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
     return header, tensors
 
 
-def _on_host(name: str, tensor: Tensor) -> Tensor:
-    try:
-        return tensor.detach().cpu().contiguous()
-    except (RuntimeError, ValueError) as error:  # sparse, on the meta device, or uninitialised
-        raise InputError(f"the tensor {name!r} cannot be saved in a file: {reason(error)}") from error
-
-
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each with its own memory: a file has no views, and two names of one tensor become two tensors."""
-    separate: dict[str, Tensor] = {}
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in main memory, each its own: a file has no views, and two names of one tensor become two tensors."""
+    on_host: dict[str, Tensor] = {}
     taken = set()
     for name, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if address in taken else tensor
+        try:
+            found = tensor.detach().cpu().contiguous()
+        except (RuntimeError, ValueError) as error:  # sparse, on the meta device, or uninitialised
+            raise InputError(f"the tensor {name!r} cannot be saved in a file: {reason(error)}") from error
+        address = found.untyped_storage().data_ptr()
+        on_host[name] = found.clone() if address in taken else found
         taken.add(address)
-    return separate
+    return on_host
 
 
 def _checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:

@@ -112,7 +112,11 @@ class Config:
         check_method(self.method)
         if self.baseline_head in HEADS:
             HEADS.facts(self.baseline_head)  # imports that of another package
-        self._check_dataset()
+        allowed_datasets = datasets_of(self.benchmark)
+        if self.dataset not in allowed_datasets:
+            if self.dataset in all_datasets():
+                raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
+            check_choice("dataset", self.dataset, allowed_datasets)
         for name, choices in _CHOICES.items():
             value, allowed = getattr(self, name), tuple(choices())
             if value not in allowed:
@@ -126,14 +130,6 @@ class Config:
             raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
         if self.penalty is not None and self.strength is None:
             raise InputError(f"the method {self.method} needs a strength, and has none: strength must be above 0")
-
-    def _check_dataset(self) -> None:
-        allowed = datasets_of(self.benchmark)
-        if self.dataset in allowed:
-            return
-        if self.dataset in all_datasets():
-            raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
-        check_choice("dataset", self.dataset, allowed)
 
     @property
     def head(self) -> str:

@@ -135,23 +135,14 @@ def _remedy(source: Source, folder: str | Path | None) -> str:
     return f"`engram data fetch {source.name}{where}` downloads it"
 
 
-def _read_bytes(path: Traversable) -> tuple[bytes, bytes]:
-    """The bytes of a file and its content, which differ if it is compressed."""
-    raw = read_file(path)
-    return raw, gunzip(raw, str(path)) if path.name.endswith(".gz") else raw
-
-
-def _is_published(file: File, raw: bytes, content: bytes) -> bool:
-    def is_known(data: bytes) -> bool:
-        return hashlib.md5(data, usedforsecurity=False).hexdigest() in (file.md5, file.content_md5)
-
-    return is_known(raw) or (content is not raw and is_known(content))
-
-
 def _read(file: File, path: Traversable) -> tuple[Part, bool]:
     """The parsed file, and whether it is the published one."""
-    raw, content = _read_bytes(path)
-    return file.parse(content, str(path)), _is_published(file, raw, content)
+    forms = [read_file(path)]  # as it is on the disk and, where that is compressed, its content
+    if path.name.endswith(".gz"):
+        forms.append(gunzip(forms[0], str(path)))
+    part = file.parse(forms[-1], str(path))
+    sums = (hashlib.md5(form, usedforsecurity=False).hexdigest() for form in forms)
+    return part, any(found in (file.md5, file.content_md5) for found in sums)
 
 
 def _check_split(files: tuple[File, ...], root: Traversable) -> list[FileCheck]:
