@@ -16,21 +16,9 @@ from engram.config.presets import CHOOSING, load_config
 from engram.engine.training import Runtime
 from engram.report.sweep_table import on_what
 from engram.runs.run import open_runs, read_run
-from engram.runs.sweep.points import (
-    Choice,
-    Range,
-    Search,
-    check_axes,
-    grid,
-    num_survivors,
-    num_trials,
-    parse_axis,
-    parse_choice,
-    rungs,
-    survivors,
-)
+from engram.runs.sweep.axes import Choice, Range, check_axes, parse_axis, parse_choice
+from engram.runs.sweep.points import Search, Tried, best_of, grid, num_survivors, num_trials, rungs, survivors
 from engram.runs.sweep.run import Plan, run_sweep
-from engram.runs.sweep.tried import Tried, best_of
 
 # --- what is swept
 

@@ -34,8 +34,8 @@ from engram.config.presets import CHOOSING, preset
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
+    from engram.runs.sweep.points import Tried
     from engram.runs.sweep.run import Plan
-    from engram.runs.sweep.tried import Tried
 
 POINTS = 30
 TRIALS = 10
@@ -97,7 +97,7 @@ def sweep(
 
 
 def _plan(bases: list[Config], grid: list[str], search: list[str], points: int | None, prune: bool) -> Plan:
-    from engram.runs.sweep.points import parse_axis
+    from engram.runs.sweep.axes import parse_axis
     from engram.runs.sweep.run import Plan
 
     if grid and search:
@@ -150,7 +150,7 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
     from engram.report.figures.drawing import save_drawings
     from engram.report.figures.settings import draw_sweep
     from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
-    from engram.runs.sweep.tried import best_of
+    from engram.runs.sweep.points import best_of
 
     write_atomically(folder / "points.csv", points_csv(tried))
     of_method = {base.method: [each for each in tried if each.config.method == base.method] for base in plan.bases}

@@ -12,8 +12,8 @@ from engram.report.tables import difference_cells, tables_of, with_error
 from engram.runs import metrics
 from engram.runs.result import Result
 from engram.runs.run import Run
-from engram.runs.sweep.points import described, written
-from engram.runs.sweep.tried import Tried
+from engram.runs.sweep.axes import written
+from engram.runs.sweep.points import Tried, described
 
 MOST_ROWS = 20  # rows in the table; points.csv has all points
 

@@ -26,7 +26,7 @@ from engram.report.layout import Table, number
 from engram.report.tables import final
 from engram.runs import metrics
 from engram.runs.result import Result
-from engram.runs.sweep.tried import Tried
+from engram.runs.sweep.points import Tried
 
 Results = Mapping[str, Result]
 LOGARITHMIC = 20  # an axis is logarithmic where the largest value is more than this times the smallest

@@ -1,4 +1,4 @@
-"""The points of a sweep: what it varies, which points it tries, and which of them get more trials.
+"""The points of a sweep: which it tries, which of them get more trials, and their scores. Reading needs no PyTorch.
 
 Points come from a grid, or are proposed by Optuna. They are dropped by successive halving: all points have one trial,
 the better third of them three, and so on. The steps are trials and not tasks: what a network knows after half of its
@@ -11,150 +11,72 @@ import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from engram.common.errors import InputError, check_choice, shortened
-from engram.config.presets import parse_setting
-from engram.config.settings import SETTINGS, Config, as_setting, has_effect, names_of
+import numpy as np
+
+from engram.common.errors import InputError
+from engram.config.settings import Config, as_setting
+from engram.runs import metrics
+from engram.runs.metrics import Array
+from engram.runs.result import Result
+from engram.runs.sweep.axes import Axis, Choice, Range, written
 
 Name = TypeVar("Name")
 Point = dict[str, Any]  # settings by name
-FIXED = ("method", *names_of(agree="run"))  # what all points share
 MAX_POINTS = 10_000
 GENERATION = 10  # points that are proposed before any of them has a score
 FACTOR = 3  # the best 1/3 get 3 times as many trials
 FEWEST = 2  # points that are never dropped, so that the best has one to compare with
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A setting with a list of values."""
-
-    name: str
-    values: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}={','.join(map(written, self.values))}"
-
-
-@dataclass(frozen=True)
-class Range:
-    """A number between two others, on a linear or a logarithmic scale."""
-
-    name: str
-    low: float
-    high: float
-    log: bool
-
-    @property
-    def whole(self) -> bool:
-        return SETTINGS[self.name].type is int
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.low:g}..{self.high:g}{':log' if self.log else ''}"
-
-
-Axis = Choice | Range
-
-
-def written(value: Any) -> str:
-    """A value as it is typed. Different values are written differently."""
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return str(list(value) if isinstance(value, tuple) else value)
-
-
-def parse_choice(text: str) -> Choice:
-    """`strength=0.1,1,10`, `hidden=[100],[400,400]`, `alpha=synapse,uniform`."""
-    name, values = _split(text)
-    pieces = _pieces(values)
-    found = tuple(as_setting(name, parse_setting(f"{name}={piece}")[name]) for piece in pieces)
-    if len(set(found)) < len(found):
-        raise InputError(f"a value is given twice in {shortened(text)}")
-    return Choice(name, found)
-
-
-def parse_axis(text: str) -> Axis:
-    """`strength=0.01..100:log`, `eta=0.0001..0.1`; or a list, as a grid has it."""
-    name, values = _split(text)
-    if ".." not in values:
-        return parse_choice(text)
-    ends, colon, log = values.partition(":")
-    low, _, high = (end.strip() for end in ends.partition(".."))
-    if not SETTINGS[name].is_number:
-        raise InputError(f"{name} is not a number, so it has no range: give its values, {name}=a,b,c")
-    if colon and log != "log":
-        raise InputError(f"a range is written {name}=low..high, or {name}=low..high:log, not {shortened(text)}")
-    try:
-        first, last = float(low), float(high)
-    except ValueError:
-        raise InputError(f"the ends of {shortened(text)} are not numbers") from None
-    found = Range(name, first, last, bool(colon))
-    if not (math.isfinite(first) and math.isfinite(last) and first < last):
-        raise InputError(f"a range goes from a number to a larger one, not {shortened(ends)}")
-    if found.log and first <= 0:
-        raise InputError(f"a logarithmic range starts above 0, not at {first:g}")
-    if found.whole and not (first.is_integer() and last.is_integer()):
-        raise InputError(f"{name} is a whole number, and so are the ends of its range, not {shortened(ends)}")
-    return found
-
-
-def check_axes(axes: Sequence[Axis]) -> None:
-    """Refuse two axes of one setting, and settings that decide what is learned rather than how."""
-    if not axes:
-        raise InputError("a sweep needs something to vary: --grid strength=1,10, or --search strength=0.01..100:log")
-    names = [axis.name for axis in axes]
-    for name in names:
-        if name in FIXED:
-            raise InputError(f"a sweep cannot vary {name}, which all its points share")
-        if names.count(name) > 1:
-            raise InputError(f"{name} is given twice")
-
-
-def check_effect(name: str, config: Config) -> None:
-    """Refuse to vary what makes no difference."""
-    if not has_effect(name, config):
-        raise InputError(f"{name} has no effect on the method {config.method}, so a sweep cannot vary it")
-
-
-def grid(choices: Sequence[Choice]) -> list[Point]:
-    """Every combination of the values, the last axis fastest."""
-    number = math.prod(len(choice.values) for choice in choices)
-    if number > MAX_POINTS:
-        raise InputError(f"a grid of {number} points is too large: at most {MAX_POINTS}")
-    return [
-        dict(zip((choice.name for choice in choices), values, strict=True))
-        for values in itertools.product(*(choice.values for choice in choices))
-    ]
+DIGITS = 5  # digits of an accuracy; a hundred times finer than a sample
 
 
 def described(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {written(value)}" for name, value in point.items())
 
 
-def _split(text: str) -> tuple[str, str]:
-    name, equals, values = (part.strip() for part in text.partition("="))
-    if not equals or not values:
-        raise InputError(f"an axis is written name=value,value,…, not {shortened(text)}")
-    check_choice("setting", name, SETTINGS)
-    return name, values
+@dataclass
+class Tried:
+    """A point that was tried."""
+
+    point: Point
+    config: Config  # for all its trials
+    scores: list[float] = field(default_factory=list)  # final average accuracy of each trial; 0 where it diverged
+    num_diverged: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.config.method}: {described(self.point)}"
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.scores)) if self.scores else math.nan
+
+    @property
+    def finished(self) -> bool:
+        """Whether it had all trials, and was not dropped."""
+        return len(self.scores) == self.config.trials
+
+    def add(self, result: Result) -> None:
+        """Add the scores of more of its trials, up to the first unfinished one: scores are paired by position."""
+        finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
+        diverged = {divergence.trial for divergence in result.diverged}
+        for trial, value in zip(result.trials, finals, strict=True):
+            if np.isnan(value) and trial not in diverged:
+                break
+            self.scores.append(0.0 if np.isnan(value) else float(value))
+            self.num_diverged += int(np.isnan(value))
 
 
-def _pieces(values: str) -> list[str]:
-    """The text split at commas, except for commas within brackets."""
-    pieces, depth = [""], 0
-    for character in values:
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    return [piece.strip() for piece in pieces]
+def _rounded(accuracy: Array) -> Array:
+    """To five digits, so that the same points survive on every device."""
+    return np.array([round(value, DIGITS) for value in accuracy.ravel().tolist()]).reshape(accuracy.shape)
+
+
+def best_of(tried: Sequence[Tried]) -> Tried:
+    """The best of the points that had all trials; of equal ones the earlier."""
+    return max((each for each in tried if each.finished), key=lambda each: each.mean)
 
 
 def rungs(trials: int, prune: bool) -> list[int]:
@@ -194,6 +116,17 @@ class Proposals(Protocol):
 
     def add_scores(self, scores: Sequence[Sequence[float]], finished: Sequence[bool]) -> None:
         """For each point of the generation the scores of its trials, and whether it had all of them."""
+
+
+def grid(choices: Sequence[Choice]) -> list[Point]:
+    """Every combination of the values, the last axis fastest."""
+    number = math.prod(len(choice.values) for choice in choices)
+    if number > MAX_POINTS:
+        raise InputError(f"a grid of {number} points is too large: at most {MAX_POINTS}")
+    return [
+        dict(zip((choice.name for choice in choices), values, strict=True))
+        for values in itertools.product(*(choice.values for choice in choices))
+    ]
 
 
 class Grid:

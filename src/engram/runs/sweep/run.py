@@ -24,22 +24,19 @@ from engram.runs.folder import LOG, RunFolder, claim_group, now
 from engram.runs.result import versions
 from engram.runs.run import SWEEP
 from engram.runs.start import complete_run
+from engram.runs.sweep.axes import Axis, Choice, check_axes, check_effect
 from engram.runs.sweep.points import (
     GENERATION,
-    Axis,
-    Choice,
     Grid,
     Point,
     Proposals,
     Search,
-    check_axes,
-    check_effect,
+    Tried,
     described,
     num_trials,
     rungs,
     survivors,
 )
-from engram.runs.sweep.tried import Tried
 
 
 @dataclass(frozen=True)
