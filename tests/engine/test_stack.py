@@ -910,7 +910,8 @@ def test_a_stack_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -
 
     def limit(free: int | None) -> int | None:
         monkeypatch.setattr(memory, "free_bytes", lambda device: free)
-        return largest_stack(configs, lambda c: build([configs[c]]), CPU)
+        built = (build([config]) for config in configs)
+        return largest_stack(((learners[0], batches) for learners, batches in built), CPU)
 
     learners, batches = build([configs[1]])
     one = bytes_of(learners[0], example_of(batches)[0])

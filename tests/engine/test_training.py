@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from engram.data.batches import read_inputs
 from engram.engine import stacks
 from engram.engine.build import Custom
 from engram.engine.in_process import InProcess
-from engram.engine.learner import Progress
+from engram.engine.learner import Learner, Progress
 from engram.engine.memory import bytes_of
+from engram.engine.program import Batches
 from engram.engine.stacks import SAME_TASKS, Source, digest, group_by
 from engram.engine.training import Runtime, Training, train
 from engram.nn.networks import Network
@@ -83,8 +84,8 @@ def test_custom_modules_are_made_once_for_each_model() -> None:
 def test_models_of_equal_size_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[list[Config]] = []
 
-    def largest_stack(configs: list[Config], *given: object) -> int:
-        measured.append(configs)
+    def largest_stack(built: Iterable[tuple[Learner, Batches]], device: object) -> int:
+        measured.append([learner.config for learner, _ in built])
         return 7
 
     monkeypatch.setattr(stacks, "largest_stack", largest_stack)
@@ -99,9 +100,8 @@ def test_models_of_equal_size_are_measured_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_models_that_do_not_all_fit_are_not_kept_after_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def largest_stack(configs: list[Config], build: Callable[[int], object], device: object) -> int:
-        for i in range(len(configs)):
-            build(i)
+    def largest_stack(built: Iterable[tuple[Learner, Batches]], device: object) -> int:
+        assert len(list(built)) == 2
         return 1
 
     monkeypatch.setattr(stacks, "largest_stack", largest_stack)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from engram.config.settings import Config
 from engram.data.batches import read_inputs
 from engram.engine.learner import Learner
 from engram.engine.program import Batches
@@ -123,28 +122,23 @@ def bytes_of_data(batches: Batches) -> int:
     return sum(tensors.values())
 
 
-Build = Callable[[int], tuple[list[Learner], Batches]]  # the learners of one config in one trial
-
-
-def largest_stack(configs: Sequence[Config], build: Build, device: torch.device) -> int | None:
+def largest_stack(built: Iterable[tuple[Learner, Batches]], device: torch.device) -> int | None:
     """How many models of the largest kind fit into memory together with the data; None for any number.
 
     Args:
-        configs: one of each kind.
-        build: makes the learners of one of them, by its position, and what they learn.
+        built: one learner of each kind, and what it learns. They are built one by one, after the free memory is known.
         device: whose memory.
 
     Example:
-        >>> largest_stack([config], lambda i: ([learner], batches), torch.device("cpu"))
+        >>> largest_stack([(learner, batches)], torch.device("cpu"))
     """
     free = free_bytes(device)
     if free is None:
         return None
     largest, data = 1, 0
-    for c in range(len(configs)):
-        learners, batches = build(c)
+    for learner, batches in built:
         inputs = read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=batches.dtype)
-        largest = max(largest, bytes_of(learners[0], inputs))
+        largest = max(largest, bytes_of(learner, inputs))
         data = max(data, bytes_of_data(batches))
     if device.type == "cpu":
         data = 0  # they are in memory already

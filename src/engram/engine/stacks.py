@@ -146,11 +146,8 @@ class Builder:
         """How many models fit into the memory of the device together; None for any number."""
         first, kinds = self.trials[0], self.kinds
         with precision_of(self.precision) as dtype:
-            limit = largest_stack(
-                [self.configs[label] for label in kinds],
-                lambda i: ([self.learner(kinds[i], first, dtype)], self.batches([first], dtype)),
-                choose_device(self.device_name),
-            )
+            built = ((self.learner(label, first, dtype), self.batches([first], dtype)) for label in kinds)
+            limit = largest_stack(built, choose_device(self.device_name))
         if limit is not None and limit < len(kinds):  # more than can be kept
             self._learners.clear()
         self.release()
