@@ -7,15 +7,41 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something a user gave (an argument, a file, a tensor) cannot be used."""
+    """Something a user gave (an argument, a file, a tensor) cannot be used.
+
+    Example:
+        >>> try:
+        ...     engram.preset("split-mnist", "dph+si")
+        ... except engram.InputError as error:
+        ...     print(str(error)[:54])
+        there is no method 'dph+si' (did you mean dhp+si?), on
+    """
 
 
 class NotFiniteError(InputError):
-    """A tensor holds NaN or infinity, which would corrupt what the network remembers."""
+    """A tensor holds NaN or infinity, which would corrupt what the network remembers.
+
+    Example:
+        >>> head = engram.DHPSoftmax(2, 3)
+        >>> try:
+        ...     head(torch.full((1, 2), torch.nan), torch.tensor([0]))
+        ... except engram.NotFiniteError as error:
+        ...     print(error)
+        the hidden activations hold NaN or infinity, which would stay in the trace
+    """
 
 
 class DivergedError(RuntimeError):
-    """The training loss became NaN or infinite."""
+    """The training loss became NaN or infinite.
+
+    Args:
+        task: in which task, counted from 0.
+        step: in which step of the task, counted from 0.
+
+    Example:
+        >>> print(DivergedError(task=1, step=99))
+        the loss became NaN or infinite in task 2, step 100
+    """
 
     def __init__(self, task: int, step: int):
         super().__init__(f"the loss became NaN or infinite in task {task + 1}, step {step + 1}")
@@ -27,7 +53,15 @@ class DivergedError(RuntimeError):
 
 
 class Stopped(Exception):
-    """A user asked a run to stop; what it has learned so far is saved."""
+    """A user asked a run to stop; what it has learned so far is saved.
+
+    Example:
+        >>> try:
+        ...     raise Stopped
+        ... except Stopped:
+        ...     print("resume it later")
+        resume it later
+    """
 
 
 INTERRUPTED = 130  # the exit code of a command that was stopped by Ctrl-C, as in shells

@@ -147,7 +147,15 @@ class Config:
         return parts_of(self.method).penalty
 
     def replace(self, **changes: Any) -> Config:
-        """The same settings with some changed. Unknown names and values of the wrong type are refused."""
+        """The same settings with some changed. Unknown names and values of the wrong type are refused.
+
+        Args:
+            changes: values by the names of settings.
+
+        Example:
+            >>> engram.preset("split-mnist", "si").replace(trials=3).trials
+            3
+        """
         return from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,11 +163,17 @@ class Config:
         return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
 
     def to_toml(self) -> str:
-        """One line `name = value` for each setting that is not None."""
+        """One line `name = value` for each setting that is not None.
+
+        Example:
+            >>> print(engram.preset("split-mnist", "si").to_toml().splitlines()[1])
+            method = "si"
+        """
         settings = ((name, value) for name, value in self.to_dict().items() if value is not None)
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings)
 
     def to_json(self) -> str:
+        """The settings as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 

@@ -22,6 +22,16 @@ class Samples:
     """`inputs` (N, ...) as uint8 pixels or floats, and `targets` (N,) as int64 class numbers.
 
     With `rows`, only those rows of the N are in it, so that several selections share one store of pixels.
+
+    Args:
+        inputs: (N, ...), uint8 pixels or floats.
+        targets: (N,), int64 class numbers.
+        rows: the rows that are in it; None for all.
+
+    Example:
+        >>> samples = Samples(torch.rand(4, 8), torch.tensor([0, 1, 0, 1]))
+        >>> len(samples[:3])
+        3
     """
 
     inputs: Tensor

@@ -17,7 +17,21 @@ from engram.data.sources import load
 
 @dataclass(frozen=True)
 class Task:
-    """Training and test samples, and the outputs that take part in the task."""
+    """Training and test samples, and the outputs that take part in the task.
+
+    Args:
+        name: for messages.
+        train: the training samples.
+        test: the test samples.
+        classes: the outputs that take part; the others are masked out.
+        permutation: the order in which the pixels of each input are read; None for the order of the input.
+        taught: the outputs that take part in training; by default the task's classes.
+
+    Example:
+        >>> samples = Samples(torch.rand(4, 8), torch.tensor([0, 1, 0, 1]))
+        >>> Task("first", samples, samples, classes=(0, 1)).taught
+        (0, 1)
+    """
 
     name: str
     train: Samples
@@ -33,7 +47,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Stream:
-    """Tasks in the order in which one network with `num_classes` outputs learns them."""
+    """Tasks in the order in which one network learns them.
+
+    Args:
+        tasks: at least one.
+        num_classes: the number of outputs of the network.
+
+    Example:
+        >>> stream = engram.streams.split(load("mnist-small"))
+        >>> len(stream), stream[0].classes, stream.num_classes
+        (5, (0, 1), 10)
+    """
 
     tasks: tuple[Task, ...]
     num_classes: int

@@ -88,7 +88,10 @@ class Progress:
         note: something worth a line in a log.
 
     Example:
-        >>> engram.run(config, report=lambda progress: print(f"{progress.done:.0%}"))
+        >>> seen = []
+        >>> result = engram.run(config, report=lambda progress: seen.append(progress.done))
+        >>> seen[-1]
+        1.0
     """
 
     done: float

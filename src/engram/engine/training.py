@@ -30,7 +30,8 @@ class Runtime:
         engine: what trains the stacks; see `engram.engine.start_engine`.
 
     Example:
-        >>> Runtime("cpu", precision="float64")
+        >>> Runtime("cpu", precision="float64").device
+        'cpu'
     """
 
     device: str = "auto"
@@ -79,7 +80,8 @@ def train(
 
     Example:
         >>> outcomes = train({"mine": config}, Source((dataset,)), Runtime("cpu"))
-        >>> outcomes["mine", 0].rows[-1]  # accuracy on each task after the last one
+        >>> len(outcomes["mine", 0].rows[-1])  # accuracy on each task after the last one
+        2
     """
     training = Training(configs, source, runtime, custom)
     return training.run(checkpoints, seconds_between, report, stop_asked)

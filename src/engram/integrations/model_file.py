@@ -68,6 +68,7 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
             `penalty.strength` afterwards. Without it only the model is read, which is enough to predict.
 
     Example:
+        >>> engram.save_model("model.safetensors", model, engram.OnlineEWC(model, strength=100))
         >>> model = make_model()
         >>> penalty = engram.OnlineEWC(model, strength=100)
         >>> about = engram.load_model("model.safetensors", model, penalty)

@@ -19,7 +19,11 @@ class MAS(Quadratic):
 
     f(x) are the logits, their norm is squared, and the absolute value is taken of each sample's gradient.
 
-    The arguments are those of `Penalty`.
+    Args:
+        model: any module, as in `Penalty`.
+        strength: λ of Eq. 4.
+        regularize_alpha: protect the plasticity coefficients α too.
+        protect: "slow" or "in-force", as in `Penalty`.
 
     Example:
         >>> penalty = engram.MAS(model, strength=0.1)

@@ -121,6 +121,9 @@ class Penalty(ABC):
         Args:
             batches: yields (inputs, targets) of the task just learned.
             classes: the outputs that take part, where a task has its own; None for all.
+
+        Example:
+            >>> penalty.consolidate(loader)
         """
 
     # --- the memory
@@ -141,7 +144,8 @@ class Penalty(ABC):
             group: the part of their names before the first point.
 
         Example:
-            >>> engram.SI(model, strength=1.0).group("path")["head.weight"]
+            >>> engram.SI(model, strength=1.0).group("path")["head.weight"].shape
+            torch.Size([3, 8])
         """
         return {name: self.state[f"{group}.{name}"] for name in self.parameters}
 
@@ -149,7 +153,7 @@ class Penalty(ABC):
         """A copy of everything that is remembered.
 
         Example:
-            >>> torch.save({"model": model.state_dict(), "penalty": penalty.state_dict()}, path)
+            >>> torch.save({"model": model.state_dict(), "penalty": penalty.state_dict()}, "model.pt")
         """
         return {key: tensor.clone() for key, tensor in self.state.items()}
 
@@ -161,7 +165,8 @@ class Penalty(ABC):
             state: what `state_dict` returned.
 
         Example:
-            >>> penalty.load_state_dict(torch.load(path)["penalty"])
+            >>> torch.save({"model": model.state_dict(), "penalty": penalty.state_dict()}, "model.pt")
+            >>> penalty.load_state_dict(torch.load("model.pt")["penalty"])
         """
         expected = self.expected_state(state)
         fitted = {key: _fit(key, state.get(key), like) for key, like in expected.items()}

@@ -125,7 +125,7 @@ class SI(Quadratic):
         Example:
             >>> loss.backward()
             >>> penalty.after_backward()
-            >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            >>> norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         """
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale of the loss must be a positive number, not {scale}")
@@ -140,9 +140,9 @@ class SI(Quadratic):
         """Follow the step just taken. Call it while `.grad` still holds the gradient of that step.
 
         Example:
+            >>> loss.backward()
             >>> optimizer.step()
             >>> penalty.after_step()
-            >>> optimizer.zero_grad()
         """
         if all(theta.grad is None for theta in self.parameters.values()):
             raise InputError(

@@ -57,7 +57,8 @@ def run(
 
     Example:
         >>> result = engram.run(engram.preset("split-mnist", "dhp+si", trials=3, dataset="mnist-small"))
-        >>> result.average_accuracy[:, -1].mean()
+        >>> result.average_accuracy[:, -1].shape
+        (3,)
     """
     (result,) = run_many(
         [config],

@@ -112,7 +112,7 @@ class TensorBoard:
         folder: a new or empty folder.
 
     Example:
-        >>> engram.run(config, report=TensorBoard("runs/mine"))
+        >>> result = engram.run(config, report=TensorBoard("runs/mine"))
     """
 
     def __init__(self, folder: str | Path):

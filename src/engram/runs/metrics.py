@@ -17,23 +17,55 @@ Array = NDArray[np.float64]
 
 
 def average_accuracy(matrix: ArrayLike) -> Array:
-    """After each task n, the mean accuracy over the tasks learned so far:  1/n Σ_{j≤n} R[n, j]. Shape (..., T)."""
+    """After each task n, the mean accuracy over the tasks learned so far:  1/n Σ_{j≤n} R[n, j]. Shape (..., T).
+
+    Args:
+        matrix: R (..., T, T).
+
+    Example:
+        >>> average_accuracy([[0.5, 0.25], [0.25, 0.75]]).tolist()
+        [0.5, 0.5]
+    """
     r = _square(matrix)
     return np.stack([r[..., n, : n + 1].mean(axis=-1) for n in range(r.shape[-1])], axis=-1)
 
 
 def first_task(matrix: ArrayLike) -> Array:
-    """After each task, the accuracy on the first one:  R[n, 0]. It measures memory. Shape (..., T)."""
+    """After each task, the accuracy on the first one:  R[n, 0]. It measures memory. Shape (..., T).
+
+    Args:
+        matrix: R (..., T, T).
+
+    Example:
+        >>> first_task([[0.5, 0.25], [0.25, 0.75]]).tolist()
+        [0.5, 0.25]
+    """
     return _square(matrix)[..., :, 0]
 
 
 def latest_task(matrix: ArrayLike) -> Array:
-    """After each task, the accuracy on the task just learned:  R[n, n]. It measures flexibility. Shape (..., T)."""
+    """After each task, the accuracy on the task just learned:  R[n, n]. It measures flexibility. Shape (..., T).
+
+    Args:
+        matrix: R (..., T, T).
+
+    Example:
+        >>> latest_task([[0.5, 0.25], [0.25, 0.75]]).tolist()
+        [0.5, 0.75]
+    """
     return np.diagonal(_square(matrix), axis1=-2, axis2=-1).copy()
 
 
 def backward_transfer(matrix: ArrayLike) -> Array:
-    """The paper's BWT = 1/(T−1) Σ_{i<T} (R[T, i] − R[i, i]): below zero is forgetting. NaN for a single task."""
+    """The paper's BWT = 1/(T−1) Σ_{i<T} (R[T, i] − R[i, i]): below zero is forgetting. NaN for a single task.
+
+    Args:
+        matrix: R (..., T, T).
+
+    Example:
+        >>> float(backward_transfer([[0.5, 0.25], [0.25, 0.75]]))
+        -0.25
+    """
     r = _square(matrix)
     if r.shape[-1] == 1:
         return np.full(r.shape[:-2], np.nan)
@@ -41,7 +73,15 @@ def backward_transfer(matrix: ArrayLike) -> Array:
 
 
 def forgetting(matrix: ArrayLike) -> Array:
-    """Mean over earlier tasks of the best accuracy so far minus the final one (Chaudhry et al. 2018)."""
+    """Mean over earlier tasks of the best accuracy so far minus the final one (Chaudhry et al. 2018).
+
+    Args:
+        matrix: R (..., T, T).
+
+    Example:
+        >>> float(forgetting([[0.5, 0.25], [0.25, 0.75]]))
+        0.25
+    """
     r = _square(matrix)
     num_tasks = r.shape[-1]
     if num_tasks == 1:
@@ -54,6 +94,14 @@ def forward_transfer(matrix: ArrayLike, untrained: ArrayLike) -> Array:
     """Mean over later tasks of the accuracy just before learning them, minus that of the untrained network.
 
     FWT = 1/(T−1) Σ_{i>1} (R[i−1, i] − b[i])   (Lopez-Paz and Ranzato 2017)
+
+    Args:
+        matrix: R (..., T, T).
+        untrained: b (..., T), the accuracies of the untrained network.
+
+    Example:
+        >>> float(forward_transfer([[0.5, 0.25], [0.25, 0.75]], [0.125, 0.125]))
+        0.125
     """
     r, b = _square(matrix), np.asarray(untrained, dtype=float)
     if r.shape[-1] == 1:
@@ -74,7 +122,15 @@ class Estimate:
 
 
 def estimate(values: ArrayLike) -> Estimate:
-    """Mean, SEM and Student's 95% interval of the finite values."""
+    """Mean, SEM and Student's 95% interval of the finite values.
+
+    Args:
+        values: one for each trial.
+
+    Example:
+        >>> estimate([0.5, 0.75, 1.0]).mean
+        0.75
+    """
     mean, sem, n = mean_and_sem(values)
     if n < 2:
         return Estimate(mean, sem, math.nan, math.nan, n)
@@ -83,7 +139,15 @@ def estimate(values: ArrayLike) -> Estimate:
 
 
 def mean_and_sem(values: ArrayLike) -> tuple[float, float, int]:
-    """The mean and SEM of the finite values, and their number."""
+    """The mean and SEM of the finite values, and their number.
+
+    Args:
+        values: one for each trial.
+
+    Example:
+        >>> mean_and_sem([0.5, 1.0, math.nan])
+        (0.75, 0.25, 2)
+    """
     v = np.asarray(values, dtype=float)
     v = v[np.isfinite(v)]
     n = len(v)
@@ -101,7 +165,16 @@ def _quantile(degrees_of_freedom: int) -> float:
 
 
 def paired_difference(values: ArrayLike, baseline: ArrayLike) -> Estimate:
-    """values − baseline, trial by trial. A pair with a missing side is left out."""
+    """values − baseline, trial by trial. A pair with a missing side is left out.
+
+    Args:
+        values: one for each trial.
+        baseline: those of the same trials, in the same order.
+
+    Example:
+        >>> paired_difference([0.75, 1.0], [0.5, 0.75]).mean
+        0.25
+    """
     a, b = np.asarray(values, dtype=float), np.asarray(baseline, dtype=float)
     shared = min(len(a), len(b))
     return estimate(a[:shared] - b[:shared])

@@ -27,7 +27,17 @@ DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a trial's loss became NaN or infinite; all counted from 0."""
+    """Where a trial's loss became NaN or infinite.
+
+    Args:
+        trial: its number. This and the others are counted from 0.
+        task: in which task.
+        step: in which step of the task.
+
+    Example:
+        >>> print(Divergence(trial=0, task=1, step=99))
+        trial 1 diverged in task 2, step 100: its loss became NaN or infinite
+    """
 
     trial: int
     task: int
@@ -53,8 +63,9 @@ class Result:
         data: the name, origin and number of samples of each dataset.
 
     Example:
-        >>> result = engram.run(engram.preset("split-mnist", "dhp+si", trials=3))
-        >>> result.average_accuracy[:, -1].mean()
+        >>> result = engram.run(engram.preset("split-mnist", "dhp+si", dataset="mnist-small", trials=3))
+        >>> result.average_accuracy[:, -1].shape
+        (3,)
     """
 
     config: Config
@@ -129,8 +140,13 @@ class Result:
     def load(cls, path: str | Path) -> Result:
         """Read what `save` wrote, or the result of any run with one label.
 
+        Args:
+            path: the folder.
+
         Example:
-            >>> Result.load("results/mine").bwt
+            >>> result.save("results/mine")
+            >>> Result.load("results/mine").bwt.shape
+            (2,)
         """
         from engram.runs.run import read_run
 

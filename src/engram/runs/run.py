@@ -24,23 +24,33 @@ STATES = ("finished", "unfinished", "diverged", "damaged")
 class Run:
     """A run as read from its folder, as far as it can be read.
 
+    Args:
+        path: the folder.
+        configs: the settings by label.
+        results: the results by label, for those that have started.
+        about: what `run.json` says besides: command, started, finished, versions, runtime, data, …
+        problems: a sentence for each label that is damaged.
+
     Example:
         >>> run = read_run("runs/demo")
-        >>> run.results["dhp+si"].average_accuracy[:, -1]
+        >>> run.results["dhp+si"].average_accuracy[:, -1].shape
+        (2,)
     """
 
     path: Path
     configs: dict[str, Config]
-    results: dict[str, Result] = field(default_factory=dict)  # for the labels that have started
-    about: dict[str, Any] = field(default_factory=dict)  # command, started, finished, versions, runtime, data, …
-    problems: dict[str, str] = field(default_factory=dict)  # a sentence for each label that is damaged
+    results: dict[str, Result] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
+        """Whether all trials were trained to their end."""
         return bool(self.about.get("finished"))
 
     @property
     def benchmark(self) -> str:
+        """The benchmark, which all labels share."""
         return next(iter(self.configs.values())).benchmark
 
     @property
@@ -68,8 +78,8 @@ def read_run(path: str | Path, *, dynamics: bool = True) -> Run:
         dynamics: whether to read `dynamics.csv` too, which is by far the largest file.
 
     Example:
-        >>> read_run("runs/demo").configs["dhp+si"].epochs
-        10
+        >>> read_run("runs/demo").configs["dhp+si"].trials
+        2
     """
     path = Path(path)
     return _read_sweep(path, dynamics) if (path / SWEEP).exists() else _read_one(path, dynamics)
@@ -188,8 +198,9 @@ def open_runs(path: str | Path, *, dynamics: bool = True, unreadable: dict[str, 
         The runs by name: for a folder of runs their paths below it, such as "split-mnist/table".
 
     Example:
-        >>> for name, run in open_runs("reproduction").items():
+        >>> for name, run in open_runs("runs").items():
         ...     print(name, run.num_models)
+        demo 2
     """
     path = Path(path)
     if not path.is_dir():

@@ -76,7 +76,8 @@ def start_run(
 
     Example:
         >>> run = start_run({"mine": config}, load_datasets(config, None), "runs/mine")
-        >>> run.results["mine"].bwt
+        >>> run.results["mine"].bwt.shape
+        (2,)
     """
     runtime = Runtime() if runtime is None else runtime
     environment = check_run(configs, runtime, log=log, dynamics=dynamics)
@@ -131,7 +132,7 @@ def resume_run(
         stop_asked: asked often; when it returns True everything is saved, and `Stopped` is raised.
 
     Example:
-        >>> resume_run("runs/mine", load_datasets(config, None)).finished
+        >>> resume_run("runs/stopped", load_datasets(config, None)).finished
         True
     """
     path = Path(path)
