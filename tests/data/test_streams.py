@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from engram import InputError, preset, streams
 from engram.common.seeding import derive_seed
 from engram.config.methods import all_methods
-from engram.data.batches import batches_of, epoch_order, num_batches, plan_epoch, read_inputs, record_steps
+from engram.data.batches import (
+    batches_of,
+    epoch_order,
+    move_streams,
+    num_batches,
+    plan_epoch,
+    read_inputs,
+    record_steps,
+)
 from engram.data.samples import Dataset, Samples, as_colour_32
 from engram.data.sources import load
-from engram.data.streams import move_streams, removal_probabilities
+from engram.data.streams import removal_probabilities
 from engram.engine.build import build_streams
 
 

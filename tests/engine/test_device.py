@@ -21,8 +21,7 @@ from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
-from engram.data.batches import plan_epoch
-from engram.data.streams import move_streams
+from engram.data.batches import move_streams, plan_epoch
 from engram.engine.build import build_learner, build_streams, precision_of
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
 from engram.engine.choose import choose_program

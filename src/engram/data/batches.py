@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from engram.common.seeding import generator
 from engram.data.samples import Samples
+from engram.data.streams import Stream
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 LONGEST_PIECE = 64  # steps; between two pieces a run reports its progress and may write a checkpoint
@@ -117,3 +118,37 @@ def _runs_of_equals(values: Sequence[int]) -> list[slice]:
         else:
             runs.append(slice(i, i + 1))
     return runs
+
+
+def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
+    """The streams on a device. Tensors that tasks or streams share are copied once."""
+    moved: dict[int, Tensor] = {}
+    parts: dict[int, Samples] = {}
+
+    def move(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        if id(tensor) not in moved:
+            moved[id(tensor)] = tensor.to(device)
+        return moved[id(tensor)]
+
+    def move_samples(samples: Samples) -> Samples:
+        if id(samples) not in parts:
+            parts[id(samples)] = Samples(move(samples.inputs), move(samples.targets), move(samples.rows))  # type: ignore[arg-type]
+        return parts[id(samples)]
+
+    return [
+        replace(
+            stream,
+            tasks=tuple(
+                replace(
+                    task,
+                    train=move_samples(task.train),
+                    test=move_samples(task.test),
+                    permutation=move(task.permutation),
+                )
+                for task in stream.tasks
+            ),
+        )
+        for stream in streams
+    ]

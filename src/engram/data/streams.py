@@ -102,40 +102,6 @@ class Stream:
         return {"name": "custom", "origin": "custom", "train": train, "test": test}
 
 
-def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
-    """The streams on a device. Tensors that tasks or streams share are copied once."""
-    moved: dict[int, Tensor] = {}
-    parts: dict[int, Samples] = {}
-
-    def move(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        if id(tensor) not in moved:
-            moved[id(tensor)] = tensor.to(device)
-        return moved[id(tensor)]
-
-    def move_samples(samples: Samples) -> Samples:
-        if id(samples) not in parts:
-            parts[id(samples)] = Samples(move(samples.inputs), move(samples.targets), move(samples.rows))  # type: ignore[arg-type]
-        return parts[id(samples)]
-
-    return [
-        replace(
-            stream,
-            tasks=tuple(
-                replace(
-                    task,
-                    train=move_samples(task.train),
-                    test=move_samples(task.test),
-                    permutation=move(task.permutation),
-                )
-                for task in stream.tasks
-            ),
-        )
-        for stream in streams
-    ]
-
-
 def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
     """Permuted MNIST: each task reads the pixels in another random order. The classes stay the same.
 

@@ -14,8 +14,9 @@ import torch
 from engram.common.errors import InputError, shortened
 from engram.common.registry import PENALTIES
 from engram.config.settings import SETTINGS, Config, names_of
+from engram.data.batches import move_streams
 from engram.data.samples import Dataset
-from engram.data.streams import Stream, masked_only_in_evaluation, move_streams
+from engram.data.streams import Stream, masked_only_in_evaluation
 from engram.engine.build import (
     Custom,
     build_model,

@@ -241,8 +241,7 @@ def form_of(penalty: Penalty) -> Quadratic | None:
         penalty: any penalty.
 
     Example:
-        >>> form_of(engram.SI(model, strength=1.0)).strength
-        1.0
+        >>> pull = form_of(engram.SI(model, strength=1.0)).pull(0.01)
     """
     custom = set(penalty.custom_verbs) - {"consolidate"}
     return penalty if isinstance(penalty, Quadratic) and not custom else None
