@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,8 +93,10 @@ def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: i
     common = min(num_samples) // batch_size
     whole = slice(0, len(num_samples))
     spans = [(whole, 0, common, batch_size)] if common else []
-    for trials in _runs_of_equals(num_samples):
-        full, rest = divmod(num_samples[trials.start], batch_size)
+    for _, equal in itertools.groupby(range(len(num_samples)), key=num_samples.__getitem__):
+        first, *others = equal
+        trials = slice(first, first + 1 + len(others))
+        full, rest = divmod(num_samples[first], batch_size)
         if full > common:
             spans.append((trials, common, full, batch_size))
         if rest:
@@ -108,16 +111,6 @@ def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: i
                 pieces.append(Piece(trials, first, step + 1 - first, first * batch_size, size))
                 first = step + 1
     return pieces
-
-
-def _runs_of_equals(values: Sequence[int]) -> list[slice]:
-    runs: list[slice] = []
-    for i, value in enumerate(values):
-        if runs and values[runs[-1].start] == value:
-            runs[-1] = slice(runs[-1].start, i + 1)
-        else:
-            runs.append(slice(i, i + 1))
-    return runs
 
 
 def move_streams(streams: Sequence[Stream], device: torch.device) -> list[Stream]:
