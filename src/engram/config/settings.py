@@ -117,8 +117,11 @@ class Config:
             if self.dataset in all_datasets():
                 raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
             check_choice("dataset", self.dataset, allowed_datasets)
-        for name, choices in _CHOICES.items():
-            value, allowed = getattr(self, name), tuple(choices())
+        for name, default, choices in _CHOICES:
+            value = getattr(self, name)
+            if value == default:  # always allowed, and choices may take a while to list
+                continue
+            allowed = tuple(choices())
             if value not in allowed:
                 words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
                 raise InputError(f"{name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
@@ -212,7 +215,7 @@ _HINTS = typing.get_type_hints(Config)
 SETTINGS = {field.name: _declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
 
 # What every new config is checked against. Made once, since a folder may hold ten thousand runs.
-_CHOICES = {name: facts.choices for name, facts in SETTINGS.items() if facts.choices is not None}
+_CHOICES = [(name, facts.default, facts.choices) for name, facts in SETTINGS.items() if facts.choices is not None]
 _RULES = [(name, rule, facts.optional) for name, facts in SETTINGS.items() for rule in facts.rules]
 
 

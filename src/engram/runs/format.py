@@ -193,9 +193,12 @@ def read_results(
 
 def _read_entries(path: Path) -> dict[str, Any]:
     """The entries of results.json by label; none where nothing has been written yet."""
-    if not path.exists():
-        return {}
-    content = read_json(path, MAX_RESULTS_BYTES)
+    try:
+        content = read_json(path, MAX_RESULTS_BYTES)
+    except InputError:
+        if not path.exists():
+            return {}
+        raise
     check_format(content, path)
     try:
         entries = {entry["label"]: entry for entry in content["results"]}

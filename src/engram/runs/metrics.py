@@ -69,7 +69,8 @@ def backward_transfer(matrix: ArrayLike) -> Array:
     r = _square(matrix)
     if r.shape[-1] == 1:
         return np.full(r.shape[:-2], np.nan)
-    return (r[..., -1, :-1] - latest_task(r)[..., :-1]).mean(axis=-1)
+    learned = np.diagonal(r, axis1=-2, axis2=-1)  # R[i, i]
+    return (r[..., -1, :-1] - learned[..., :-1]).mean(axis=-1)
 
 
 def forgetting(matrix: ArrayLike) -> Array:

@@ -88,10 +88,11 @@ def rows_of(path: Path, name: str) -> list[Row]:
         row = dict.fromkeys((*COLUMNS, *SETTINGS))
         state = "damaged" if started or kind == "sweep" else "unfinished"
         return [row | {"run": name, "label": "", "kind": kind, "state": state, "done": 0, "problem": _line(error)}]
-    return [_row(run, label, name, kind) for label in run.configs]
+    of_run = {"run": name, "kind": kind, "started": _in_utc(run.about.get("started"))}
+    return [_row(run, label, of_run) for label in run.configs]
 
 
-def _row(run: Run, label: str, name: str, kind: str) -> Row:
+def _row(run: Run, label: str, of_run: Row) -> Row:
     done, accuracy, sem, bwt = 0, math.nan, math.nan, math.nan
     if label in run.results:
         matrix = run.results[label].accuracy
@@ -101,16 +102,14 @@ def _row(run: Run, label: str, name: str, kind: str) -> Row:
     return {
         **vars(config),  # `to_dict` copies deeply, which takes as long as everything else here
         "hidden": list(config.hidden),
-        "run": name,
+        **of_run,
         "label": label,
-        "kind": kind,
         "tasks": config.num_tasks,
         "done": done,
         "state": run.state(label),
         "accuracy": _or_none(accuracy),
         "sem": _or_none(sem),
         "bwt": _or_none(bwt),
-        "started": _in_utc(run.about.get("started")),
         "problem": run.problems.get(label),
     }
 
