@@ -78,13 +78,14 @@ def test_entry_points_are_listed_and_imported_when_used(tmp_path: Path, monkeypa
 def test_entry_points_that_are_ignored_are_named_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    own = PENALTIES.facts("si")  # read before the other package is there, whatever test came first
     monkeypatch.syspath_prepend(tmp_path)
     entry_point(tmp_path, "Late_One", "late_penalty")
     entry_point(tmp_path, "si", "second_si")
     registry = Registry("penalty", "engram.penalties", "engram.penalties")
     for _ in range(2):
         assert "Late_One" not in registry.names()
-    assert registry.facts("si") == PENALTIES.facts("si")
+    assert registry.facts("si") == own
     assert sorted(caplog.messages) == [
         "the penalty 'Late_One' of late_penalty is ignored: a name has lower-case letters, digits and dashes",
         "the penalty 'si' of second_si is ignored: engram.penalties.si has that name already",
