@@ -170,7 +170,7 @@ def test_dynamics_of_the_trace_are_finite_only_for_dhp(finished: Finished) -> No
         (["split-mnist", "--seed", "-1"], ["seed must be at least 0, not -1"]),
         (["split-mnist", "--strength", "0"], ["strength must be above 0, not 0.0"]),
         (["split-mnist", "--strength", "-1"], ["strength must be above 0, not -1.0"]),
-        (["split-mnist", "--strength", "nan"], ["strength must be above 0, not nan"]),
+        (["split-mnist", "--strength", "nan"], ["strength must be a number, not nan"]),
         (["split-mnist", "--strength", "-1", "--methods", "finetune"], ["strength must be above 0, not -1.0"]),
         (["split-mnist", "--eta", "1.5"], ["eta must be in [0, 1], not 1.5"]),
         (["split-mnist", "--eta", "-0.1"], ["eta must be in [0, 1], not -0.1"]),
