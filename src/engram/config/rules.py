@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 LARGEST = 3.4028234663852886e38  # the largest 32-bit float, which networks compute with
@@ -50,3 +53,35 @@ def setting(
 
 def one_of(*names: str) -> Callable[[], Iterable[str]]:
     return lambda: names
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is declared about one field of `Config`."""
+
+    name: str
+    type: type  # str, bool, int, float, or tuple, of whole numbers
+    optional: bool  # whether it may be None
+    default: Any
+    stage: Stage
+    agree: Agree
+    rules: tuple[Rule, ...]
+    choices: Callable[[], Iterable[str]] | None
+
+    @property
+    def is_number(self) -> bool:
+        return self.type in (int, float)
+
+    @property
+    def words(self) -> str:
+        """The type, in words."""
+        words = {str: "a word", int: "a whole number", float: "a number", bool: "true or false"}
+        return words.get(self.type, "a list of whole numbers")
+
+
+def declared(field: dataclasses.Field[Any], hint: Any) -> Setting:
+    """What a field of `Config` with this type declares."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = (kind for kind in kinds if kind is not types.NoneType)
+    facts = {"agree": "free", "rules": (), "choices": None, **field.metadata}
+    return Setting(field.name, typing.get_origin(kind) or kind, len(kinds) > 1, field.default, **facts)

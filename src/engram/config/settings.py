@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,10 @@ from engram.config.rules import (
     POSITIVE,
     WIDTHS,
     Agree,
-    Rule,
     Stage,
     at_least,
     at_most,
+    declared,
     one_of,
     setting,
 )
@@ -180,39 +179,8 @@ class Config:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is declared about one field of `Config`."""
-
-    name: str
-    type: type  # str, bool, int, float, or tuple, of whole numbers
-    optional: bool  # whether it may be None
-    default: Any
-    stage: Stage
-    agree: Agree
-    rules: tuple[Rule, ...]
-    choices: Callable[[], Iterable[str]] | None
-
-    @property
-    def is_number(self) -> bool:
-        return self.type in (int, float)
-
-    @property
-    def words(self) -> str:
-        """The type, in words."""
-        words = {str: "a word", int: "a whole number", float: "a number", bool: "true or false"}
-        return words.get(self.type, "a list of whole numbers")
-
-
-def _declared(field: dataclasses.Field[Any], hint: Any) -> Setting:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    (kind,) = (kind for kind in kinds if kind is not types.NoneType)
-    facts = {"agree": "free", "rules": (), "choices": None, **field.metadata}
-    return Setting(field.name, typing.get_origin(kind) or kind, len(kinds) > 1, field.default, **facts)
-
-
 _HINTS = typing.get_type_hints(Config)
-SETTINGS = {field.name: _declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
+SETTINGS = {field.name: declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
 
 # What every new config is checked against. Made once, since a folder may hold ten thousand runs.
 _CHOICES = [(name, facts.default, facts.choices) for name, facts in SETTINGS.items() if facts.choices is not None]
