@@ -98,7 +98,8 @@ def grow_rows(layer: Any, out_features: int) -> None:
     `reset_parameters`.
 
     Args:
-        layer: a module with `out_features` and `reset_parameters`.
+        layer: a module with `out_features` and `reset_parameters`. If it has `class_rows`, only the tensors of these
+            names have a row per class.
         out_features: the new number of classes, at least the old one.
 
     Example:
@@ -113,8 +114,9 @@ def grow_rows(layer: Any, out_features: int) -> None:
     if out_features == num_before:
         return
     before = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}
+    rows = getattr(layer, "class_rows", [name for name, tensor in before.items() if tensor.ndim])
     for name, tensor in before.items():
-        if tensor.ndim:
+        if name in rows:
             larger = tensor.new_empty(out_features, *tensor.shape[1:])
             is_parameter = isinstance(tensor, nn.Parameter)
             setattr(layer, name, nn.Parameter(larger, tensor.requires_grad) if is_parameter else larger)
@@ -123,4 +125,4 @@ def grow_rows(layer: Any, out_features: int) -> None:
     layer.reset_parameters()
     for name, tensor in old.items():
         now = getattr(layer, name)
-        (now[:num_before] if now.ndim else now).copy_(tensor)
+        (now[:num_before] if name in rows else now).copy_(tensor)

@@ -1,0 +1,369 @@
+"""Heads that remember their classes as sums, and have no weights to learn: nearest mean, streaming LDA, ridge.
+
+    n_c = #{y = c}        S_c = Σ_{y = c} ψ(h)        G = Σ ψ(h) ψ(h)ᵀ
+
+All three read the same sums. They forget nothing, need one pass, and give the same in any order of the samples.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engram.common.errors import InputError, NotFiniteError, check_choice
+from engram.common.registry import HEADS
+from engram.nn import memory
+from engram.nn.classes import check_range, check_targets, grow_rows
+from engram.nn.distributed import add_over_ranks, ranks_of_call
+
+
+class Psi(nn.Module):
+    """ψ: what a memory head uses of the features. With all settings left out, the features as they are.
+
+    Args:
+        in_features: m.
+        normalised: divide each sample's features by their norm.
+        random_features: the number k of random ReLU features, ψ(h) = max(h R, 0) with R from N(0, 1/m); 0 for none.
+        top_k: keep this many of the largest features of each sample; 0 for all.
+
+    Example:
+        >>> Psi(4, random_features=100)(torch.rand(2, 4)).shape
+        torch.Size([2, 100])
+    """
+
+    projection: Tensor | None
+
+    def __init__(self, in_features: int, *, normalised: bool = False, random_features: int = 0, top_k: int = 0):
+        super().__init__()
+        if random_features < 0 or top_k < 0:
+            raise InputError(f"random_features and top_k must be at least 0, not {random_features} and {top_k}")
+        self.out_features = random_features or in_features
+        if top_k > self.out_features:
+            raise InputError(f"top_k cannot be {top_k}: there are {self.out_features} features")
+        self.normalised = normalised
+        self.top_k = top_k
+        drawn = torch.randn(in_features, random_features) / in_features**0.5 if random_features else None
+        self.register_buffer("projection", drawn)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.projection is None and not self.normalised and not self.top_k
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = memory.normalise(hidden) if self.normalised else hidden
+        hidden = hidden if self.projection is None else memory.random_relu(hidden, self.projection)
+        return memory.top_k(hidden, self.top_k) if self.top_k else hidden
+
+
+class MemoryHead(nn.Module):
+    """What the memory heads share: ψ, the sums, and when they are written and read.
+
+    In training, a call adds the batch to the sums. In evaluation, the sums are read: `settle` solves for the weights of
+    a linear layer, once, and keeps them until more is written.
+
+    With `learn_features` the head also has slow weights θ. Training then returns θ ψ(h), whose loss trains the
+    features in front of the head; evaluation reads the memory all the same. Without it there is nothing to train:
+    training returns the logits of the last reading, without a gradient.
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        read: "nearest-mean", "lda" or "ridge".
+        shrinkage: ε in [0, 1], of "lda" and "ridge".
+        learn_features: whether θ is there, to train the features in front.
+        normalised, random_features, top_k: of ψ, as for `Psi`.
+
+    Shape:
+        hidden (B, m) and target (B,), or (B, T, m) and (B, T), → logits (B, C) or (B, T, C).
+    """
+
+    plastic_parameters = ()
+    count: Tensor  # n (C,)
+    total: Tensor  # S (C, k)
+    moment: Tensor | None  # G (k, k)
+    read_weight: Tensor  # (C, k), the last reading
+    read_bias: Tensor  # (C,)
+    unread: Tensor  # (), whether anything was written since
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        read: str,
+        shrinkage: float = 0.01,
+        learn_features: bool = False,
+        normalised: bool = False,
+        random_features: int = 0,
+        top_k: int = 0,
+    ):
+        super().__init__()
+        check_choice("read", read, READINGS)
+        if not 0 <= shrinkage <= 1:
+            raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage}")
+        if in_features < 1 or out_features < 1:
+            raise InputError(f"a layer needs at least one feature and one class, not {in_features} and {out_features}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.read = read
+        self.shrinkage = shrinkage
+        num_features = random_features or in_features
+        has_moment = read != "nearest-mean"
+        if has_moment:
+            memory.check_moment_fits(num_features)
+        self.psi = Psi(in_features, normalised=normalised, random_features=random_features, top_k=top_k)
+        shape, wide = (out_features, num_features), {"dtype": torch.float64}
+        self.register_parameter("weight", nn.Parameter(torch.empty(shape)) if learn_features else None)
+        self.register_buffer("count", torch.empty(out_features, **wide))
+        self.register_buffer("total", torch.empty(shape, **wide))
+        self.register_buffer("moment", torch.empty(num_features, num_features, **wide) if has_moment else None)
+        self.register_buffer("read_weight", torch.empty(shape))
+        self.register_buffer("read_bias", torch.empty(out_features))
+        self.register_buffer("unread", torch.empty((), dtype=torch.bool))
+        self.check_values = True  # on a CPU, whether what is given is checked before it is written
+        self.reset_parameters()
+
+    @property
+    def class_rows(self) -> tuple[str, ...]:
+        """The tensors with a row for each class."""
+        return ("count", "total", "read_weight", "read_bias", *(("weight",) if self.weight is not None else ()))
+
+    def reset_parameters(self) -> None:
+        """An empty memory, and θ as in `torch.nn.Linear`. R stays as it was drawn."""
+        if self.weight is not None:
+            nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+        for name in ("count", "total", "moment", "read_weight", "unread"):
+            if getattr(self, name) is not None:
+                getattr(self, name).zero_()
+        self.read_bias.fill_(memory.UNSEEN)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Sums stay in double precision when the model is moved to another type."""
+        sums = {name: getattr(self, name) for name in ("count", "total", "moment")}
+        super()._apply(fn, recurse)
+        for name, before in sums.items():
+            if before is not None:
+                now = getattr(self, name)
+                setattr(self, name, now if now.dtype == torch.float64 else before.to(now.device))
+        return self
+
+    # --- writing
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        """Logits of hidden activations; in training mode, `target` is needed, and is written."""
+        self._check_hidden(hidden)
+        psi = self.psi(hidden)
+        if not self.training:
+            self._settle_if_needed()
+            return F.linear(psi, self.read_weight, self.read_bias)
+        if target is None:
+            raise InputError(
+                f"a {type(self).__name__} in training mode remembers its batch and needs the targets: "
+                "call head(hidden, target), or head.eval() before predicting"
+            )
+        self._write(psi, target)
+        if self.weight is not None:
+            return F.linear(psi, self.weight)
+        logits = F.linear(psi.detach(), self.read_weight, self.read_bias)
+        lowest = logits.masked_fill(logits <= memory.UNSEEN, torch.inf).amin(dim=-1, keepdim=True)
+        return torch.maximum(logits, torch.where(lowest.isfinite(), lowest, 0))  # so that a loss stays finite
+
+    def write(self, hidden: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Add samples to the memory, in either mode.
+
+        Args:
+            hidden: features (B, m).
+            target: class numbers (B,).
+            sample_weight: (B,); 2 counts as two samples.
+
+        Example:
+            >>> head.write(features, labels)
+        """
+        self._check_hidden(hidden)
+        self._write(self.psi(hidden), target, sample_weight)
+
+    @torch.no_grad()
+    def _write(self, psi: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
+        psi, target = psi.detach().flatten(0, -2), target.flatten()
+        check_targets(target, len(psi))
+        if self.check_values and psi.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_range(target, self.out_features)
+            if not torch.isfinite(psi).all():
+                raise NotFiniteError("the features hold NaN or infinity, which would stay in the memory")
+        parts = [*memory.class_sums(psi, target, self.out_features, sample_weight)]
+        if self.moment is not None:
+            parts.append(memory.second_moment(psi, sample_weight))
+        ranks = ranks_of_call(self)
+        if ranks is not None:
+            add_over_ranks(parts, ranks)
+        for remembered, part in zip((self.count, self.total, self.moment), parts, strict=False):
+            assert remembered is not None
+            remembered.copy_(remembered + part)  # `add_` of another type cannot be mapped
+        self.unread.copy_(torch.ones_like(self.unread))
+
+    # --- reading
+
+    def reading(self) -> memory.Reading:
+        """Weight and bias that the sums stand for, in double precision.
+
+        Example:
+            >>> weight, bias = head.reading()
+        """
+        mean = memory.class_means(self.count, self.total)
+        if self.moment is None:
+            return memory.read_nearest_mean(mean)
+        if self.read == "lda":
+            covariance = memory.within_class_covariance(self.count, self.total, self.moment)
+            return memory.read_lda(mean, covariance, self.shrinkage)
+        # one-hot targets: Σ ψ yᵀ = Sᵀ, and Σ y = n
+        num_samples, total = self.count.sum(), self.total.sum(dim=0)
+        spread = (self.moment.diagonal() - total.square() / num_samples).mean()
+        return memory.read_ridge(self.moment, self.total.mT, total, self.count, num_samples, self.shrinkage * spread)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Read the memory: solve for the weights that evaluation uses. It is called when needed.
+
+        Example:
+            >>> head.settle()
+        """
+        if not self.count.any():
+            raise InputError("nothing was written into this head yet: call it in training mode, with targets, first")
+        weight, bias = self.reading()
+        seen = self.count > 0
+        self.read_weight.copy_(torch.where(seen.unsqueeze(-1), weight, 0))
+        self.read_bias.copy_(torch.where(seen, bias, memory.UNSEEN))
+        self.unread.fill_(False)
+
+    def _settle_if_needed(self) -> None:
+        # In a stack the engine settles each model before it evaluates; a compiler and an exporter see the reading.
+        if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+            return
+        if self.unread or (self.check_values and not self.count.any()):
+            self.settle()
+
+    def grow(self, out_features: int) -> None:
+        """Add classes, whose memory is empty; the old ones keep theirs.
+
+        Args:
+            out_features: the new number of classes.
+
+        Example:
+            >>> head.grow(12)
+        """
+        grow_rows(self, out_features)
+
+    @torch.no_grad()
+    def fold(self) -> nn.Module:
+        """The same function as a plain linear layer, with ψ in front of it where there is one.
+
+        Example:
+            >>> linear = head.fold()
+        """
+        self._settle_if_needed()
+        rows, columns = self.read_weight.shape
+        like = {"device": self.read_weight.device, "dtype": self.read_weight.dtype}
+        linear = nn.utils.skip_init(nn.Linear, columns, rows, **like)
+        linear.weight.copy_(self.read_weight)
+        linear.bias.copy_(self.read_bias)
+        return linear if self.psi.is_identity else nn.Sequential(copy.deepcopy(self.psi), linear)
+
+    @property
+    def plastic_settings(self) -> dict[str, Any]:
+        """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
+        names = ("normalised", "top_k")
+        return {"read": self.read, "shrinkage": self.shrinkage, **{n: getattr(self.psi, n) for n in names}}
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}"
+
+    def _check_hidden(self, hidden: Tensor) -> None:
+        if hidden.ndim < 2 or hidden.shape[-1] != self.in_features:
+            raise InputError(f"features must have shape (batch, {self.in_features}), not {tuple(hidden.shape)}")
+
+
+READINGS = ("nearest-mean", "lda", "ridge")
+
+
+@HEADS.register(
+    "ncm",
+    memory=True,
+    settings={
+        "learn_features": "learn_features",
+        "normalised": "normalised",
+        "random_features": "random_features",
+        "top_k": "top_k",
+    },
+)
+def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
+    """The class with the nearest mean, as in iCaRL:  z_c = 2 μ_cᵀ ψ − ‖μ_c‖².
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        psi: the settings of `MemoryHead`.
+
+    Example:
+        >>> head = engram.heads.create("ncm", 512, 10)
+    """
+    return MemoryHead(in_features, out_features, read="nearest-mean", **psi)
+
+
+@HEADS.register(
+    "slda",
+    memory=True,
+    settings={
+        "learn_features": "learn_features",
+        "normalised": "normalised",
+        "random_features": "random_features",
+        "top_k": "top_k",
+        "shrinkage": "shrinkage",
+    },
+)
+def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
+    """Streaming linear discriminant analysis (Hayes & Kanan 2020):  z_c = μ_cᵀ Λ ψ − ½ μ_cᵀ Λ μ_c.
+
+    Λ is the inverse of the covariance within classes, which all classes share, shrunk towards the identity.
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        settings: those of `MemoryHead`.
+
+    Example:
+        >>> head = engram.heads.create("slda", 784, 10, random_features=2000)
+    """
+    return MemoryHead(in_features, out_features, read="lda", **settings)
+
+
+@HEADS.register(
+    "ridge",
+    memory=True,
+    settings={
+        "learn_features": "learn_features",
+        "normalised": "normalised",
+        "random_features": "random_features",
+        "top_k": "top_k",
+        "shrinkage": "shrinkage",
+    },
+)
+def ridge(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
+    """Ridge regression to one-hot targets, with an intercept, as in RanPAC (2023):  z = ȳ + Wᵀ (ψ − ψ̄).
+
+    λ is `shrinkage` times the mean variance of the features, summed over the samples, so that its meaning does not
+    depend on their size and number.
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        settings: those of `MemoryHead`.
+
+    Example:
+        >>> head = engram.heads.create("ridge", 784, 10, random_features=2000)
+    """
+    return MemoryHead(in_features, out_features, read="ridge", **settings)
