@@ -172,7 +172,7 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def plain_model(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The network with an ordinary softmax layer."""
-    config = workload.config("plain", "none")
+    config = workload.config("linear", "none")
     head = nn.Linear(config.hidden[-1], workload.num_classes, bias=False)
     return nn.Sequential(build_features(config, workload.input_shape), head).to(device=device, dtype=dtype)
 

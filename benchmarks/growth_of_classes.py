@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from engram.common.seeding import generator
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import MatchedSoftmax, PlainSoftmax
+from engram.nn.heads import LinearSoftmax, MatchedSoftmax
 from engram.report.figures.drawing import COLOURS, INK, WIDTH, Drawing, legend_below, new_figure, tidy
 from engram.report.tables import Table
 
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
-    "plain": PlainSoftmax,
+    "plain": LinearSoftmax,
     "matched": MatchedSoftmax,
     "dhp": DHPSoftmax,
 }

@@ -139,7 +139,7 @@ def dhp_notes(speeds: Iterable[Speed]) -> list[str]:
         costs = [
             f"{100 * (ms[size, dhp] / ms[size, plain] - 1):+.1f}% ({penalty})"
             for penalty in PENALTIES
-            if (size, dhp := f"engram dhp, {penalty}") in ms and (size, plain := f"engram plain, {penalty}") in ms
+            if (size, dhp := f"engram dhp, {penalty}") in ms and (size, plain := f"engram linear, {penalty}") in ms
         ]
         if costs:
             notes.append(f"The DHP head over the plain head, stack of {size}: {', '.join(costs)}.")

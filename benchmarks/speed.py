@@ -128,7 +128,7 @@ class Bench:
         if size == 1 or not self.on_gpu:
             return 1e3 * timings[FLOOR].seconds * size
         rates = self.found.rates
-        configs = [workload.config("plain", "none")] * size if models is None else [config for config, _ in models]
+        configs = [workload.config("linear", "none")] * size if models is None else [config for config, _ in models]
         moved = others.traffic_of(workload, configs, self.dtype.itemsize)
         floors = [
             1e3 * size * others.flops_of(workload) / (1e12 * rates["large product, TFLOP/s"]),

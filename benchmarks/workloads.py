@@ -23,7 +23,7 @@ from engram.engine.program import Batches
 from engram.penalties.quadratic import form_of
 from engram.penalties.terms import TERMS
 
-HEADS = ("plain", "matched", "dhp")
+HEADS = ("linear", "matched", "dhp")
 PENALTIES = ("none", "si", "online-ewc", "mas", "ewc")
 USUAL_PENALTIES = PENALTIES[:-1]  # those of the paper's Table I
 Models = list[tuple[Config, int]]  # settings and trial of each
@@ -91,7 +91,7 @@ class Workload:
 
     def layers(self) -> list[nn.Module]:
         """The layers that are products, from the inputs to the logits, of a network with the plain head."""
-        learner = self.learner(self.config("plain", "none"), 0, torch.device("cpu"), torch.float32)
+        learner = self.learner(self.config("linear", "none"), 0, torch.device("cpu"), torch.float32)
         return [layer for layer in learner.model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 

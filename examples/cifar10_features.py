@@ -55,10 +55,10 @@ class Method:
 
 def methods(strength: float, slow: float) -> list[Method]:
     return [
-        Method("frozen, Linear", engram.PlainSoftmax),
-        Method("frozen, Linear, Online EWC", engram.PlainSoftmax, strength),
+        Method("frozen, Linear", engram.LinearSoftmax),
+        Method("frozen, Linear, Online EWC", engram.LinearSoftmax, strength),
         Method("frozen, DHP, Online EWC", engram.DHPSoftmax, strength),
-        Method("slow, Linear", engram.PlainSoftmax, backbone_rate=slow),
+        Method("slow, Linear", engram.LinearSoftmax, backbone_rate=slow),
         Method("slow, DHP, Online EWC", engram.DHPSoftmax, strength, slow),
     ]
 

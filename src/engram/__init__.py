@@ -18,7 +18,7 @@ _HOME = {
     "NotFiniteError": "engram.common.errors",
     "OnlineEWC": "engram.penalties",
     "Penalty": "engram.penalties",
-    "PlainSoftmax": "engram.nn.heads",
+    "LinearSoftmax": "engram.nn.heads",
     "Progress": "engram.engine.learner",
     "Result": "engram.runs.result",
     "SI": "engram.penalties",
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from engram.integrations.model_file import save_model as save_model
     from engram.nn import heads as heads
     from engram.nn.dhp import DHPSoftmax as DHPSoftmax
+    from engram.nn.heads import LinearSoftmax as LinearSoftmax
     from engram.nn.heads import MatchedSoftmax as MatchedSoftmax
-    from engram.nn.heads import PlainSoftmax as PlainSoftmax
     from engram.penalties import EWC as EWC
     from engram.penalties import MAS as MAS
     from engram.penalties import SI as SI

@@ -8,7 +8,8 @@ import pytest
 
 from builders import refusal
 from engram import preset
-from engram.config.methods import all_datasets, all_methods, baseline_heads, datasets_of, parts_of
+from engram.common.registry import HEADS
+from engram.config.methods import all_datasets, all_methods, baseline_heads, datasets_of, known_methods, parts_of
 from engram.config.presets import title_of
 from engram.config.settings import SETTINGS, Config, has_effect, names_of
 
@@ -16,9 +17,9 @@ AGREE = {
     "run": "benchmark trials first_trial seed dataset num_tasks max_samples imbalance_seed mask_training examine",
     "stack": "epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
-    "trace_centred baseline_head",
-    "free": "method initialisation eta alpha_init learn_eta baseline_trace strength penalty_step regularize_alpha "
-    "protect gamma fisher_labels xi learning_rate",
+    "trace_centred baseline_head normalised random_features top_k learn_features",
+    "free": "method initialisation eta alpha_init learn_eta baseline_trace shrinkage strength penalty_step "
+    "regularize_alpha protect gamma fisher_labels xi learning_rate",
 }
 STAGES = {
     "method": "method",
@@ -26,7 +27,7 @@ STAGES = {
     "stream": "benchmark dataset num_tasks max_samples imbalance_seed examine",
     "features": "network hidden leaky_slope input_mean input_std initialisation",
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
-    "baseline_trace",
+    "baseline_trace normalised random_features top_k shrinkage learn_features",
     "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi",
     "training": "mask_training epochs batch_size learning_rate",
 }
@@ -92,8 +93,8 @@ def test_settings_have_an_effect_on_methods_that_use_them(name: str, methods: se
     assert {method for method in tried if has_effect(name, preset("split-mnist", method))} == methods
 
 
-def test_plain_head_has_no_trace() -> None:
-    assert not has_effect("baseline_trace", preset("split-mnist", "si", baseline_head="plain"))
+def test_linear_head_has_no_trace() -> None:
+    assert not has_effect("baseline_trace", preset("split-mnist", "si", baseline_head="linear"))
 
 
 def test_only_one_benchmark_is_imbalanced() -> None:
@@ -107,14 +108,15 @@ def test_methods_are_made_of_a_head_and_a_penalty() -> None:
     assert parts_of("dhp") == ("dhp", None)
     assert parts_of("online-ewc") == (None, "online-ewc")
     assert parts_of("dhp+online-ewc") == ("dhp", "online-ewc")
-    assert not {"matched", "plain", "matched+si"} & set(all_methods()), "baselines are chosen by baseline_head"
-    assert set(baseline_heads()) == {"matched", "plain"}
+    assert not {"matched", "linear", "matched+si", "slda"} & set(all_methods())
+    assert set(baseline_heads()) == {"matched", "linear"}
+    assert {*HEADS.names(), "matched+si", "slda+mas"} < set(known_methods())
 
 
 def test_head_is_the_methods_or_the_baselines() -> None:
     assert preset("split-mnist", "dhp+si").head == "dhp"
     assert preset("split-mnist", "si").head == "matched"
-    assert preset("split-mnist", "si", baseline_head="plain").head == "plain"
+    assert preset("split-mnist", "si", baseline_head="linear").head == "linear"
 
 
 def test_benchmarks_have_titles_and_datasets() -> None:

@@ -150,21 +150,21 @@ def test_steps_are_those_of_plain_sgd(name: str, method: str) -> None:
 
 def test_layers_are_replaced_only_where_their_use_is_certain() -> None:
     def sole(name: str) -> list[str]:
-        chain = chain_of(Network(FEATURES[name](), engram.PlainSoftmax(8, 3)))
+        chain = chain_of(Network(FEATURES[name](), engram.LinearSoftmax(8, 3)))
         return [link.name for link in chain if link.sole and isinstance(link.layer, nn.Linear)]
 
     assert sole("plain") == ["features.0", "features.2"]
     assert sole("nested") == ["features.0.0", "features.1.0"]
     assert sole("twice for large batches") == ["features.0"]
     assert sole("hook") == sole("shared weight") == sole("forward of its own") == sole("iterates otherwise") == []
-    assert chain_of(Network(Residual(), engram.PlainSoftmax(8, 3))) == []
+    assert chain_of(Network(Residual(), engram.LinearSoftmax(8, 3))) == []
     assert chain_of(nn.Sequential(nn.Linear(3, 3))) == []
 
 
 @pytest.mark.parametrize("name", ["plain leaky", "shared activation"])
 def test_an_activation_is_fused_only_if_it_is_used_once(name: str) -> None:
     features = shared_activation() if name == "shared activation" else nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2))
-    model = Network(features, engram.PlainSoftmax(8, 3))
+    model = Network(features, engram.LinearSoftmax(8, 3))
     prepare(model, torch, torch)  # any module serves, as long as nothing is called
     fused = ["forward" in vars(layer) for layer in model.features]
     assert fused == ([True, True] if name == "plain leaky" else [False] * 4)

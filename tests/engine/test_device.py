@@ -156,7 +156,7 @@ def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -
 @pytest.mark.parametrize(
     "changes",
     [
-        {"baseline_head": "plain"},
+        {"baseline_head": "linear"},
         {"alpha": "uniform"},
         {"eta_range": "unbounded", "eta": 0.3},
         {"regularize_alpha": True},
@@ -273,7 +273,7 @@ def assert_untouched(one: Learner, other: Learner) -> None:
 @needs_gpu
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("permuted", {}), ("imbalanced", {}), ("split", {"baseline_head": "plain"}), ("permuted", {"network": "cnn"})],
+    [("permuted", {}), ("imbalanced", {}), ("split", {"baseline_head": "linear"}), ("permuted", {"network": "cnn"})],
     ids=str,
 )
 def test_a_captured_step_is_the_step_itself(kernels: ModuleType, kind: str, changes: dict[str, Any]) -> None:

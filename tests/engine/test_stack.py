@@ -179,7 +179,7 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"baseline_head": "plain"},
+        {"baseline_head": "linear"},
         {"alpha": "uniform"},
         {"alpha": "uniform", "regularize_alpha": True, "penalty_step": "gradient"},
         {"penalty_step": "gradient", "strength": 0.5},
@@ -695,7 +695,7 @@ def test_learners_are_grouped_by_what_can_be_called_as_one() -> None:
     base = config_of("split", "finetune", trials=1)
     configs = [
         base,
-        base.replace(baseline_head="plain"),
+        base.replace(baseline_head="linear"),
         config_of("split", "dhp+si", trials=1, strength=3.0, eta=0.5, learning_rate=0.5, xi=1.0),
         config_of("split", "dhp", trials=1, alpha="uniform"),
         config_of("split", "dhp", trials=1, eta_range="unbounded"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from engram import DHPSoftmax, InputError, MatchedSoftmax, PlainSoftmax
+from engram import DHPSoftmax, InputError, LinearSoftmax, MatchedSoftmax
 from engram.integrations.export import export_onnx, export_program, fold
 from engram.nn.networks import Network, cnn_features, mlp_features
 
@@ -64,7 +64,7 @@ def test_the_model_itself_may_be_the_head() -> None:
     hidden = torch.rand(4, 3)
     for head in (DHPSoftmax(3, 2), MatchedSoftmax(3, 2)):
         torch.testing.assert_close(fold(head)(hidden), head.eval()(hidden))
-        assert layers(fold(head)) == [PlainSoftmax]
+        assert layers(fold(head)) == [LinearSoftmax]
 
 
 def test_a_head_that_is_registered_twice_stays_one() -> None:
@@ -77,7 +77,7 @@ def test_a_head_that_is_registered_twice_stays_one() -> None:
 def test_every_head_is_folded_and_all_else_stays() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), MatchedSoftmax(3, 4), nn.Linear(4, 3), DHPSoftmax(3, 2))
     model.nothing = None
-    assert layers(fold(model)) == [nn.Sequential, nn.BatchNorm1d, nn.Dropout, PlainSoftmax, nn.Linear, PlainSoftmax]
+    assert layers(fold(model)) == [nn.Sequential, nn.BatchNorm1d, nn.Dropout, LinearSoftmax, nn.Linear, LinearSoftmax]
     inputs = torch.rand(5, 3)
     torch.testing.assert_close(fold(model)(inputs), model.eval()(inputs))
     assert layers(fold(fold(model))) == layers(fold(model))
@@ -110,7 +110,7 @@ def test_fold_methods_of_other_modules_are_ignored(tmp_path: Path) -> None:
             return self.fold(inputs)
 
     model = nn.Sequential(Patches(), DHPSoftmax(4, 2))
-    assert layers(fold(model)) == [nn.Sequential, Patches, PlainSoftmax]
+    assert layers(fold(model)) == [nn.Sequential, Patches, LinearSoftmax]
     export_program(model, tmp_path / "model", torch.rand(3, 2, 2))
 
 
@@ -122,7 +122,7 @@ def test_folding_keeps_type_and_device() -> None:
 
 def test_compiled_model_is_folded() -> None:
     model = nn.Sequential(torch.compile(nn.Linear(3, 3)), DHPSoftmax(3, 2))
-    assert layers(fold(torch.compile(model))) == [nn.Sequential, nn.Linear, PlainSoftmax]
+    assert layers(fold(torch.compile(model))) == [nn.Sequential, nn.Linear, LinearSoftmax]
 
 
 # --- exported

@@ -31,7 +31,7 @@ NUM_TASKS = 2
 SECONDS = 60  # after which a rank that waits for the other gives up
 
 HEADS: dict[str, Callable[[], nn.Module]] = {
-    "plain": lambda: engram.PlainSoftmax(8, NUM_CLASSES),
+    "linear": lambda: engram.LinearSoftmax(8, NUM_CLASSES),
     "matched": lambda: engram.MatchedSoftmax(8, NUM_CLASSES),
     "literal": lambda: plastic(),
     "uniform": lambda: plastic(alpha="uniform"),
@@ -81,7 +81,7 @@ CASES = {
         f"{penalty}, {step}, {head}": Case(head, penalty, step)
         for penalty in ("EWC", "OnlineEWC", "SI", "MAS")
         for step in ("loss", "proximal")
-        for head in ("plain", "literal")
+        for head in ("linear", "literal")
     },
     **{
         f"in force {penalty}, {step}": Case("steady", penalty, step, {"protect": "in-force"})
@@ -100,7 +100,7 @@ CASES = {
     "small buckets": Case(penalty="SI", wrapper={"bucket_cap_mb": 1e-4}),
     "unused parameters": Case(penalty="SI", wrapper={"find_unused_parameters": True}),
     "static graph": Case(penalty="SI", wrapper={"static_graph": True}),
-    "EWC of the module": Case("plain", "EWC", "proximal", of="module"),
+    "EWC of the module": Case("linear", "EWC", "proximal", of="module"),
     "SI of the module": Case(penalty="SI", of="module"),
     "grown, SI": Case(penalty="SI", grows=True),
     "grown, EWC": Case(penalty="EWC", step="proximal", grows=True),
@@ -291,7 +291,7 @@ def everything(rank: int, folder: Path) -> dict[str, Any]:
     with without(engram.nn.dhp, "ranks_of_call"):
         done["traces of one rank"] = learn(Case(), rank)
     with without(engram.penalties.importance, "ranks_of"):
-        done["importances of one rank"] = learn(Case("plain", "MAS", "proximal"), rank)
+        done["importances of one rank"] = learn(Case("linear", "MAS", "proximal"), rank)
     done["sampled"] = learn(Case(penalty="EWC", options={"labels": "sampled"}), rank)
     done["past the wrapper"] = refusal(past_the_wrapper)
     done["past the wrapper later"] = refusal(past_the_wrapper_later)

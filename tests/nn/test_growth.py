@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from engram import EWC, MAS, SI, DHPSoftmax, InputError, MatchedSoftmax, OnlineEWC, PlainSoftmax
+from engram import EWC, MAS, SI, DHPSoftmax, InputError, LinearSoftmax, MatchedSoftmax, OnlineEWC
 from engram.nn.networks import Network
 
 HEADS = {
@@ -20,7 +20,7 @@ HEADS = {
     "uniform": lambda m, c: DHPSoftmax(m, c, eta=0.2, alpha="uniform"),
     "steady": lambda m, c: DHPSoftmax(m, c, eta=0.2, trace_scale=2.0, trace_centred=True, learn_eta=False),
     "matched": lambda m, c: MatchedSoftmax(m, c, trace=2.0),
-    "plain": PlainSoftmax,
+    "linear": LinearSoftmax,
 }
 PENALTIES = {
     "ewc": lambda model, **o: EWC(model, strength=3.0, **o),
@@ -105,7 +105,7 @@ def test_a_layer_refuses_fewer_classes_and_is_left_alone(head: str) -> None:
 
 
 @pytest.mark.parametrize("number", [4.5, "6", 6.0, True, None])
-@pytest.mark.parametrize("head", ["dhp", "plain"])
+@pytest.mark.parametrize("head", ["dhp", "linear"])
 def test_a_layer_grows_to_whole_numbers_only(head: str, number) -> None:
     layer = HEADS[head](3, 4)
     with pytest.raises(InputError, match=f"a layer grows to a whole number of classes, not {number!r}"):
@@ -132,7 +132,7 @@ def test_what_learns_still_learns_and_what_does_not_does_not() -> None:
 
 @given(
     st.sampled_from(sorted(PENALTIES)),
-    st.sampled_from(["dhp", "steady", "matched", "plain"]),
+    st.sampled_from(["dhp", "steady", "matched", "linear"]),
     st.sampled_from(["slow", "in-force"]),
     st.booleans(),
     st.integers(2, 4),
@@ -203,7 +203,7 @@ def test_a_model_that_changed_in_another_way_is_refused_and_the_penalty_left_alo
     model.head = DHPSoftmax(5, 2)
     with pytest.raises(InputError, match=r"'head.weight' has shape \(2, 5\), and had \(3, 5\)"):
         penalty.grow()
-    model.head = PlainSoftmax(6, 3)
+    model.head = LinearSoftmax(6, 3)
     with pytest.raises(InputError, match=r"'head.weight' has shape \(3, 6\)"):
         penalty.grow()
     model.features.append(nn.Linear(5, 5))

@@ -90,7 +90,9 @@ def test_lda_is_scikit_learns_without_priors() -> None:
     # scikit-learn standardises each feature first, so features of one variance make its shrinkage the same as ours
     peer = LinearDiscriminantAnalysis(
         solver="lsqr",
-        covariance_estimator=_Given(((1 - 0.3) * covariance + 0.3 * covariance.diagonal().mean() * torch.eye(5)).numpy()),
+        covariance_estimator=_Given(
+            ((1 - 0.3) * covariance + 0.3 * covariance.diagonal().mean() * torch.eye(5)).numpy()
+        ),
         priors=[1 / 3] * 3,
     ).fit(psi.numpy(), target.numpy())
     ours = psi @ weight.T + bias
@@ -101,13 +103,13 @@ def test_lda_is_scikit_learns_without_priors() -> None:
 class _Given:
     """A covariance estimator of scikit-learn that returns the covariance that it was given."""
 
-    def __init__(self, covariance):  # noqa: ANN001
+    def __init__(self, covariance):
         self.covariance_ = covariance
 
     def get_params(self, deep: bool = True) -> dict:
         return {"covariance": self.covariance_}
 
-    def fit(self, X, y=None):  # noqa: ANN001, ANN201
+    def fit(self, X, y=None):
         return self
 
 
@@ -126,7 +128,7 @@ def test_ridge_is_scikit_learns() -> None:
 
 def test_a_singular_moment_is_refused() -> None:
     psi = torch.ones(4, 3, dtype=torch.float64)
-    with pytest.raises(InputError, match="singular.* set ridge above 0"):
+    with pytest.raises(InputError, match=r"singular.* set ridge above 0"):
         memory.solve(memory.second_moment(psi), torch.ones(3, 1, dtype=torch.float64), "ridge")
 
 

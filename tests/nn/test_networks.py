@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from engram import DHPSoftmax, InputError, MatchedSoftmax, PlainSoftmax, heads, preset
+from engram import DHPSoftmax, InputError, LinearSoftmax, MatchedSoftmax, heads, preset
 from engram.engine.build import build_model
 from engram.nn.networks import cnn_features, mlp_features
 
@@ -33,7 +33,7 @@ def test_cnn_has_the_paper_s_layers() -> None:
 
 
 def test_matched_head_has_the_plastic_head_s_capacity_and_plain_half_of_it() -> None:
-    plastic, matched, plain = DHPSoftmax(400, 10), MatchedSoftmax(400, 10), PlainSoftmax(400, 10)
+    plastic, matched, plain = DHPSoftmax(400, 10), MatchedSoftmax(400, 10), LinearSoftmax(400, 10)
     assert count(plastic) - 1 == count(matched) == 2 * count(plain) == 8000  # one more: η
 
 
@@ -74,7 +74,7 @@ def test_a_constant_trace_is_above_zero(trace: float) -> None:
 
 
 def test_plain_head_has_no_bias_and_ignores_the_targets() -> None:
-    head = PlainSoftmax(4, 3)
+    head = LinearSoftmax(4, 3)
     hidden = torch.rand(5, 4)
     assert torch.equal(head(hidden, torch.arange(5)), hidden @ head.weight.T)
 
@@ -88,7 +88,7 @@ def test_all_methods_of_a_trial_start_with_the_same_slow_weights(benchmark: str)
         return build_model(preset(benchmark, method, **changes), trial, shape, classes).state_dict()
 
     baseline = initial("finetune")
-    plain = initial("finetune", baseline_head="plain")
+    plain = initial("finetune", baseline_head="linear")
     for other in (initial("dhp"), initial("dhp+si"), initial("mas"), plain):
         shared = baseline.keys() & other.keys()
         assert {"head.weight", "features.1.weight"} <= shared or "features.0.weight" in shared

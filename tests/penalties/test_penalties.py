@@ -16,11 +16,11 @@ from engram import (
     SI,
     DHPSoftmax,
     InputError,
+    LinearSoftmax,
     MatchedSoftmax,
     NoPenalty,
     NotFiniteError,
     OnlineEWC,
-    PlainSoftmax,
 )
 from engram.common.registry import PENALTIES as REGISTERED
 from engram.nn.networks import Network
@@ -786,7 +786,7 @@ def test_in_force_a_trace_that_changes_costs_something_and_the_slow_weight_makes
     torch.testing.assert_close(weights_in_force(plastic_model)["head.weight"][held], anchor[held], rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("head", [MatchedSoftmax, PlainSoftmax])
+@pytest.mark.parametrize("head", [MatchedSoftmax, LinearSoftmax])
 def test_without_a_trace_weights_in_force_are_the_slow_ones(head, make_penalty) -> None:
     torch.manual_seed(1)
     model = Network(nn.Sequential(nn.Flatten(), nn.Linear(18, 5), nn.LeakyReLU()), head(5, 3)).double()

@@ -44,7 +44,7 @@ HEADS = {"nn.dhp": engram.DHPSoftmax, "nn.heads": engram.MatchedSoftmax}
 
 def tensors(module: str) -> dict[str, Any]:
     """What an example of a head or a penalty takes as given: a model, a batch, an optimizer."""
-    head = HEADS.get(module, engram.PlainSoftmax)(8, 3)
+    head = HEADS.get(module, engram.LinearSoftmax)(8, 3)
     model = Network(nn.Sequential(nn.Linear(6, 8), nn.ReLU()), head)
     inputs, targets, hidden = torch.rand(4, 6), torch.randint(3, (4,)), torch.rand(4, 8)
     penalty = engram.SI(model, strength=1.0)

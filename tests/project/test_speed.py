@@ -65,8 +65,8 @@ def test_floor_of_a_stack_counts_the_memory_traffic() -> None:
     mlp = WORKLOADS["mlp"]
     weights = (784 * 400, 400 * 400, 400 * 10)
     plain = 4 * (4 * sum(weights) - weights[0])
-    assert others.traffic_of(mlp, [mlp.config("plain", "none")], 4) == plain
-    assert others.traffic_of(mlp, [mlp.config("plain", "mas")], 4) == plain + 4 * 2 * sum(weights)
+    assert others.traffic_of(mlp, [mlp.config("linear", "none")], 4) == plain
+    assert others.traffic_of(mlp, [mlp.config("linear", "mas")], 4) == plain + 4 * 2 * sum(weights)
     assert others.traffic_of(mlp, [mlp.config("dhp", "si")] * 3, 4) == 3 * (plain + 4 * 4 * sum(weights))
 
 

@@ -105,7 +105,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "Fisher of sampled labels": ({"fisher_labels": "sampled"}, ("online-ewc", "dhp+online-ewc")),
     "exact Fisher": ({"fisher_labels": "exact"}, ("online-ewc", "dhp+online-ewc")),
     "γ = 0.9": ({"gamma": 0.9}, ("online-ewc", "dhp+online-ewc")),
-    "plain baseline": ({"baseline_head": "plain"}, tuple(m for m in PAPER_METHODS if m not in PLASTIC)),
+    "plain baseline": ({"baseline_head": "linear"}, tuple(m for m in PAPER_METHODS if m not in PLASTIC)),
     "uniform plasticity": ({"alpha": "uniform"}, PLASTIC),
     "steady trace": (STEADY, PLASTIC),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from rich.console import Console
 from engram.cli.data import DataFolder, load_or_fetch
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS
-from engram.config.methods import all_methods, usable_methods
+from engram.config.methods import all_methods, check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
 from engram.config.settings import Config, has_effect
@@ -292,7 +292,7 @@ def _method_names(methods: str | None) -> list[str]:
         return usable_methods(lambda sentence: print(f"engram: {sentence}", file=sys.stderr))
     names = [name.strip() for name in methods.split(",")]
     for name in names:
-        check_choice("method", name, all_methods())
+        check_method(name)
     if len(set(names)) < len(names):
         raise InputError(f"a method is named twice in {methods!r}")
     return names

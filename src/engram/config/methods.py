@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engram.common.errors import InputError, check_choice
+from engram.common.errors import InputError, nearest, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.paper import PAPER_METHODS
 
@@ -35,10 +35,21 @@ def parts_of(method: str) -> Parts:
 
 
 def all_methods() -> tuple[str, ...]:
-    """All methods: the paper's in its order, then every other combination of a registered head and penalty."""
-    heads = [name for name in HEADS.names() if not HEADS.known_facts(name).get("baseline")]
+    """What `--methods all` runs: the paper's in its order, then every other combination of a head and a penalty.
+
+    Heads that are baselines, or registered with `listed=False`, take no part; a method can name them all the same.
+    """
+    facts = {name: HEADS.known_facts(name) for name in HEADS.names()}
+    heads = [name for name, known in facts.items() if not known.get("baseline") and known.get("listed", True)]
     penalties = [first + name for name in PENALTIES.names() for first in ("", *(f"{head}+" for head in heads))]
     return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties)))
+
+
+def known_methods() -> tuple[str, ...]:
+    """Every method that there is: `all_methods()`, then every other head, alone and with each penalty."""
+    heads = HEADS.names()
+    both = (f"{head}+{penalty}" for head in heads for penalty in PENALTIES.names())
+    return tuple(dict.fromkeys((*all_methods(), *heads, *both)))
 
 
 def usable_methods(on_problem: Callable[[str], None]) -> list[str]:
@@ -55,13 +66,14 @@ def usable_methods(on_problem: Callable[[str], None]) -> list[str]:
 
 
 def check_method(method: str) -> None:
-    """Refuse a method that does not exist, or that names a baseline as its head."""
+    """Refuse a method that does not exist."""
     if method in PAPER_METHODS:  # as nearly all are: there is no need to list the others
         return
-    check_choice("method", method, all_methods())
-    head = parts_of(method).head
-    if head is not None and HEADS.facts(head).get("baseline"):  # another package's, which is imported only now
-        raise InputError(f"there is no method {method}: {head} is a baseline, so set baseline_head to {head}")
+    known = known_methods()
+    if method not in known:
+        more = f"or HEAD+PENALTY with a head of {', '.join(HEADS.names())}"
+        only = f"only {', '.join(all_methods())}, {more}"
+        raise InputError(f"there is no method {shortened(method)}{nearest(method, known)}, {only}")
 
 
 def baseline_heads() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.files import parse_json, read_text
-from engram.common.registry import BENCHMARKS, PENALTIES
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.methods import CUSTOM, check_method, parts_of
 from engram.config.settings import SETTINGS, Config, from_dict, names_of
 
@@ -26,6 +26,11 @@ STEADY: dict[str, Any] = {
     "protect": "in-force",
 }
 
+# A head that remembers sums, alone: there are no features to learn, and a second pass would count every sample twice.
+MEMORY_ALONE: dict[str, Any] = {"network": "none", "random_features": 2000, "epochs": 1, "batch_size": 500}
+# The same head on features that learn.
+MEMORY_ON_FEATURES: dict[str, Any] = {"learn_features": True}
+
 # For choosing settings: a seed and samples that no published result uses.
 CHOOSING: dict[str, Any] = {"seed": 1000, "examine": "validation"}
 
@@ -34,6 +39,9 @@ MAX_BYTES = 2**14  # the largest file of settings; usual ones have one or two th
 
 def preset(benchmark: str, method: str, **changes: Any) -> Config:
     """The paper's settings of a method on a benchmark, with changes.
+
+    A head that remembers sums ("slda") has settings of its own: alone, random features of the inputs and one pass;
+    with a penalty, the benchmark's network.
 
     Args:
         benchmark: a registered benchmark such as "split-mnist", or "custom" for a stream that you pass to `engram.run`.
@@ -48,7 +56,9 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     check_method(method)
     facts = {"preset": {"dataset": CUSTOM}} if benchmark == CUSTOM else BENCHMARKS.facts(benchmark)
     settings: dict[str, Any] = {"benchmark": benchmark, "method": method, **facts.get("preset", {})}
-    penalty = parts_of(method).penalty
+    head, penalty = parts_of(method)
+    if head is not None and HEADS.facts(head).get("memory"):
+        settings |= MEMORY_ALONE if penalty is None else MEMORY_ON_FEATURES
     if penalty is not None:
         usual = PENALTIES.facts(penalty).get("strength")  # where the benchmark has none for it
         settings["strength"] = facts.get("strengths", {}).get(penalty, usual)

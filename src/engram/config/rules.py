@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 LARGEST = 3.4028234663852886e38  # the largest 32-bit float, which networks compute with
 MAX_TRIALS = 10**6  # tables of results grow with these two
 MAX_TASKS = 10**4
+MAX_FEATURES = 10**6
 
 Stage = Literal["method", "trial", "stream", "features", "head", "penalty", "training"]
 Agree = Literal["run", "stack", "section", "free"]

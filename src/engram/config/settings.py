@@ -20,6 +20,7 @@ from engram.config.rules import (
     FINITE,
     FRACTION,
     LARGEST,
+    MAX_FEATURES,
     MAX_TASKS,
     MAX_TRIALS,
     NOT_NEGATIVE,
@@ -34,6 +35,9 @@ from engram.config.rules import (
     setting,
 )
 
+# Values that had another name once, in saved runs and models.
+RENAMED = {("baseline_head", "plain"): "linear"}
+NETWORKS = one_of("mlp", "cnn", "none", CUSTOM)
 MAX_WHOLE = 2**128 - 1  # the largest whole number that a setting can be
 
 
@@ -67,8 +71,8 @@ class Config:
     # What networks are evaluated on. "validation": the last sixth of the training samples, which are not trained on.
     examine: str = setting(default="test", stage="stream", agree="run", choices=one_of("test", "validation"))
 
-    # "custom" for features that are passed to `engram.run`.
-    network: str = setting(default="mlp", stage="features", agree="section", choices=one_of("mlp", "cnn", CUSTOM))
+    # "none" for the inputs as they are; "custom" for features that are passed to `engram.run`.
+    network: str = setting(default="mlp", stage="features", agree="section", choices=NETWORKS)
     hidden: tuple[int, ...] = setting(WIDTHS, default=(400, 400), stage="features", agree="section")
     leaky_slope: float = setting(FRACTION, default=0.01, stage="features", agree="section")
     # Of pixels in [0, 1]: the network's inputs are (pixel − mean) / std.
@@ -91,6 +95,14 @@ class Config:
     baseline_head: str = setting(default="matched", stage="head", agree="section", choices=baseline_heads)
     # The constant in place of a trace in the matched head.
     baseline_trace: float = setting(POSITIVE, default=1.0, stage="head")
+
+    # Of heads with a memory: ψ, what they use of the features; the shrinkage of their covariance; and whether they have
+    # slow weights too, which train the features.
+    normalised: bool = setting(default=False, stage="head", agree="section")
+    random_features: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
+    top_k: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
+    shrinkage: float = setting(FRACTION, default=0.01, stage="head")
+    learn_features: bool = setting(default=False, stage="head", agree="section")
 
     strength: float | None = setting(POSITIVE, default=None, stage="penalty")  # None for methods without a penalty
     penalty_step: str = setting(default="proximal", stage="penalty", choices=one_of("proximal", "gradient"))
@@ -132,6 +144,10 @@ class Config:
             raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
         if self.penalty is not None and self.strength is None:
             raise InputError(f"the method {self.method} needs a strength, and has none: strength must be above 0")
+        if self.penalty is not None and HEADS.facts(self.head).get("memory") and not self.learn_features:
+            raise InputError(
+                f"{self.penalty} has nothing to protect, as {self.head} learns nothing: set learn_features"
+            )
 
     @property
     def head(self) -> str:
@@ -140,8 +156,9 @@ class Config:
 
     @property
     def plastic(self) -> bool:
-        """Whether the method names a head, as "dhp" and "dhp+si" do, and does not have the baseline's."""
-        return parts_of(self.method).head is not None
+        """Whether the method names a head that is no baseline, as "dhp" and "dhp+si" do."""
+        named = parts_of(self.method).head
+        return named is not None and not HEADS.facts(named).get("baseline")
 
     @property
     def penalty(self) -> str | None:
@@ -213,8 +230,10 @@ def has_effect(name: str, config: Config) -> bool:
         "penalty": (PENALTIES, config.penalty),
     }
     registry, part = parts.get(SETTINGS[name].stage, (None, None))
-    if name == "baseline_head" or (name == "regularize_alpha" and not config.plastic):
-        return name == "baseline_head" and not config.plastic
+    if name == "baseline_head":
+        return parts_of(config.method).head is None
+    if name == "regularize_alpha" and not config.plastic:
+        return False
     if registry is None or part == CUSTOM:
         return True
     if part is None:
@@ -248,6 +267,7 @@ def as_setting(name: str, value: Any) -> Any:
     facts = SETTINGS[name]
     if value is None and facts.optional:
         return None
+    value = RENAMED.get((name, value), value) if facts.type is str and type(value) is str else value
     if type(value) is facts.type and facts.type in (str, bool):
         return value
     if facts.type is int and _is_whole(value):

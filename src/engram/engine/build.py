@@ -23,7 +23,6 @@ from engram.data.samples import Dataset
 from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
-from engram.nn.dhp import DHPSoftmax
 from engram.nn.modules import frozen
 from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
 from engram.penalties import NoPenalty, Penalty
@@ -97,7 +96,7 @@ def learner_from(
     """The model that `build_model` made, moved to its device, with its penalty."""
     model = model.to(device=device, dtype=dtype)
     for module in model.modules():
-        if isinstance(module, DHPSoftmax):
+        if hasattr(module, "check_values"):
             module.check_values = False  # streams have checked their targets, and the loop detects NaN
     penalty = build_penalty(config, trial, model) if custom.penalty is None else custom.penalty(model)
     return Learner(config, trial, model, penalty)
@@ -124,9 +123,11 @@ def build_model(
 def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
     """The layers before the head, which standardise the inputs first where the settings say so."""
     num_weights = sum(a * b for a, b in itertools.pairwise([math.prod(input_shape), *config.hidden]))
-    if num_weights > MAX_WEIGHTS:
+    if num_weights > MAX_WEIGHTS and config.network != "none":
         raise InputError(f"a network with hidden {shortened(config.hidden)} has more than {MAX_WEIGHTS} weights")
-    if config.network == "mlp":
+    if config.network == "none":
+        made = nn.Sequential(nn.Flatten())
+    elif config.network == "mlp":
         made = mlp_features(math.prod(input_shape), config.hidden, config.leaky_slope)
     elif len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] < 16:
         raise InputError(f"the cnn needs square images (channels, side, side) from side 16, not {tuple(input_shape)}")
@@ -139,6 +140,8 @@ def build_features(config: Config, input_shape: Sequence[int]) -> nn.Module:
 
 def _width_of(features: nn.Module, config: Config, input_shape: Sequence[int]) -> int:
     """The number of features; a custom module is called to find out."""
+    if config.network == "none":
+        return math.prod(input_shape)
     if config.network != "custom":
         return config.hidden[-1]
     if not isinstance(features, nn.Module):

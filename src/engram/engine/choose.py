@@ -21,7 +21,7 @@ from engram.engine.inspection import draws_numbers, has_gradient_hooks
 from engram.engine.learner import Learner
 from engram.engine.program import Batches, Program, SideBySide
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import MatchedSoftmax, PlainSoftmax
+from engram.nn.heads import LinearSoftmax, MatchedSoftmax
 from engram.penalties import NoPenalty
 from engram.penalties.quadratic import form_of
 
@@ -85,7 +85,7 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
 def _architecture(config: Config) -> tuple:
     """What models of a group must share; a matched head has the shapes of a plastic one."""
     head = "dhp" if config.head == "matched" else config.head
-    used = () if head in ("dhp", "plain") else HEADS.facts(head).get("settings", {}).values()  # a custom head's
+    used = () if head in ("dhp", "linear") else HEADS.facts(head).get("settings", {}).values()  # a custom head's
     names = [name for name in names_of(agree="section") if name != "baseline_head"]
     # Settings that a matched head ignores count as their defaults, except eta_range, which clamps a whole section.
     values = [getattr(config, n) if n == "eta_range" or has_effect(n, config) else SETTINGS[n].default for n in names]
@@ -177,7 +177,10 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
         logits = model.eval()(example[0])
     loss = nn.functional.cross_entropy(model.train()(*example), example[1])
     trained = {name: theta for name, theta in model.named_parameters() if theta.requires_grad}
-    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    learns = loss.requires_grad  # a head may only remember
+    gradients = (
+        torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if learns else [None] * len(trained)
+    )
     for alone, mapped in ((logits, seen.logits), (loss.detach(), seen.loss)):
         if not _near(alone, mapped, 0.0):
             return "the model computes something else when it is mapped"
@@ -211,4 +214,4 @@ def _state(section: Section) -> dict[str, Tensor]:
 
 def _is_custom(learner: Learner) -> bool:
     head = getattr(learner.model, "head", None)
-    return learner.config.network == "custom" or type(head) not in (DHPSoftmax, MatchedSoftmax, PlainSoftmax)
+    return learner.config.network == "custom" or type(head) not in (DHPSoftmax, MatchedSoftmax, LinearSoftmax)

@@ -100,7 +100,9 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         model(inputs)
     per_sample = kept // len(inputs)
-    return weights * tensors_per_weight(learner) + 2 * per_sample * learner.config.batch_size
+    # A second moment is larger than any weight: it, what a batch adds to it, and their sum.
+    sums = 3 * sum(t.numel() * t.element_size() for t in model.buffers() if t.dtype == torch.float64 != inputs.dtype)
+    return sums + weights * tensors_per_weight(learner) + 2 * per_sample * learner.config.batch_size
 
 
 def bytes_of_data(batches: Batches) -> int:

@@ -61,6 +61,15 @@ def accuracy(model: nn.Module, task: Task, dtype: torch.dtype = torch.float32) -
     return int(correct) / len(task.test)
 
 
+def settle_heads(learners: Sequence[Learner]) -> None:
+    """Let every head that solves for what it reads do so, once, before importances and accuracies are computed."""
+    for learner in learners:
+        for module in learner.model.modules() if learner.learning else ():
+            settle = getattr(module, "settle", None)
+            if callable(settle):
+                settle()
+
+
 def consolidate_alone(learner: Learner, task: Task, dtype: torch.dtype) -> bool:
     """Consolidate one learner by the method of its penalty; returns whether all importances are finite."""
     batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation, dtype=dtype)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.files import write_or_refuse
 from engram.nn.distributed import bare
-from engram.nn.heads import PlainSoftmax
+from engram.nn.heads import LinearSoftmax
 
 Inputs = Tensor | Sequence[Tensor]
 Made = TypeVar("Made")
@@ -79,7 +79,7 @@ def _as_layer(module: nn.Module) -> nn.Module:
     if type(layer) is not nn.Linear:
         return layer
     with torch.device("meta"):  # draws no weights
-        head = PlainSoftmax(layer.in_features, layer.out_features)
+        head = LinearSoftmax(layer.in_features, layer.out_features)
     head.weight, head.bias = layer.weight, layer.bias
     return head
 

@@ -25,8 +25,8 @@ def list(pattern: str = "*") -> builtins.list[str]:
         pattern: as in a shell: "d*".
 
     Example:
-        >>> engram.heads.list()
-        ['dhp', 'matched', 'plain']
+        >>> engram.heads.list("d*")
+        ['dhp']
     """
     return sorted(name for name in HEADS.names() if fnmatchcase(name, pattern))
 
@@ -44,15 +44,19 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
         >>> head = engram.heads.create("dhp", 512, 10, eta=1e-4)
     """
     make = HEADS[name].make
-    known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    parameters = inspect.signature(make).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):  # a function that passes them on
+        known += HEADS.facts(name).get("settings", {})
+    only = f"only {', '.join(known)}" if known else "and none at all"
     for setting in settings:
         if setting not in known:
-            raise InputError(f"the head {name} has no setting {setting!r}, only {', '.join(known)}")
+            raise InputError(f"the head {name} has no setting {setting!r}, {only}")
     return make(in_features, out_features, **settings)
 
 
-@HEADS.register("plain", baseline=True)
-class PlainSoftmax(nn.Linear):
+@HEADS.register("linear", baseline=True)
+class LinearSoftmax(nn.Linear):
     """The ordinary softmax layer, without bias:  z = θ h.
 
     Args:
@@ -60,7 +64,7 @@ class PlainSoftmax(nn.Linear):
         out_features: number C of classes.
 
     Example:
-        >>> logits = PlainSoftmax(512, 10)(torch.rand(64, 512))
+        >>> logits = LinearSoftmax(512, 10)(torch.rand(64, 512))
     """
 
     def __init__(self, in_features: int, out_features: int):
@@ -85,7 +89,7 @@ class PlainSoftmax(nn.Linear):
         """The derivative of the weight in force with respect to each parameter of its shape: 1 for θ.
 
         Example:
-            >>> PlainSoftmax(4, 3).weight_slopes()["weight"].unique()
+            >>> LinearSoftmax(4, 3).weight_slopes()["weight"].unique()
             tensor([1.])
         """
         return {"weight": torch.ones_like(self.weight)}

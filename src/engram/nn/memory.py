@@ -2,8 +2,8 @@
 
     z = (θ + g R(M)) ψ(h) + b(M)
 
-ψ takes what is used of the features, M holds what is remembered of each class, and R reads it as the weights of a linear
-layer. Sums are remembered rather than means: sums over batches or ranks can be added, in any order.
+ψ takes what is used of the features, M holds what is remembered of each class, and R reads it as the weights of a
+linear layer. Sums are remembered rather than means: sums over batches or ranks can be added, in any order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from engram.common.errors import InputError
 
 SMALLEST_NORM = 1e-12
-UNSEEN = -1e30  # the bias of a class that was never seen: any other class has a larger logit
+UNSEEN = -1e15  # the bias of a class that was never seen: any other class has a larger logit, and its square is finite
 LARGEST_SHARE = 0.5  # the fraction of this machine's memory that one second moment may take
 SMALLEST_PIVOT = 1e-13  # of a Cholesky factor, relative to the largest: below it a matrix counts as singular
 
@@ -225,8 +225,8 @@ def solve(matrix: Tensor, right: Tensor, setting: str) -> Tensor:
     pivots = factor.diagonal().square()
     if int(failed) or not pivots.min() > SMALLEST_PIVOT * pivots.max():
         raise InputError(
-            f"the second moment of the {len(matrix)} features is singular, since some of them depend on others or there "
-            f"are fewer samples than features: set {setting} above 0"
+            f"the second moment of the {len(matrix)} features is singular, since some of them depend on others or "
+            f"there are fewer samples than features: set {setting} above 0"
         )
     return torch.cholesky_solve(right, factor)
 

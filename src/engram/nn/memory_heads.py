@@ -15,52 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.common.errors import InputError, NotFiniteError, check_choice
+from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
 from engram.nn import memory
-from engram.nn.classes import check_range, check_targets, grow_rows
 from engram.nn.distributed import add_over_ranks, ranks_of_call
+from engram.nn.head import Head
+from engram.nn.modules import as_linear
+from engram.nn.psi import Psi
 
 
-class Psi(nn.Module):
-    """ψ: what a memory head uses of the features. With all settings left out, the features as they are.
-
-    Args:
-        in_features: m.
-        normalised: divide each sample's features by their norm.
-        random_features: the number k of random ReLU features, ψ(h) = max(h R, 0) with R from N(0, 1/m); 0 for none.
-        top_k: keep this many of the largest features of each sample; 0 for all.
-
-    Example:
-        >>> Psi(4, random_features=100)(torch.rand(2, 4)).shape
-        torch.Size([2, 100])
-    """
-
-    projection: Tensor | None
-
-    def __init__(self, in_features: int, *, normalised: bool = False, random_features: int = 0, top_k: int = 0):
-        super().__init__()
-        if random_features < 0 or top_k < 0:
-            raise InputError(f"random_features and top_k must be at least 0, not {random_features} and {top_k}")
-        self.out_features = random_features or in_features
-        if top_k > self.out_features:
-            raise InputError(f"top_k cannot be {top_k}: there are {self.out_features} features")
-        self.normalised = normalised
-        self.top_k = top_k
-        drawn = torch.randn(in_features, random_features) / in_features**0.5 if random_features else None
-        self.register_buffer("projection", drawn)
-
-    @property
-    def is_identity(self) -> bool:
-        return self.projection is None and not self.normalised and not self.top_k
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = memory.normalise(hidden) if self.normalised else hidden
-        hidden = hidden if self.projection is None else memory.random_relu(hidden, self.projection)
-        return memory.top_k(hidden, self.top_k) if self.top_k else hidden
-
-
-class MemoryHead(nn.Module):
+class MemoryHead(Head):
     """What the memory heads share: ψ, the sums, and when they are written and read.
 
     In training, a call adds the batch to the sums. In evaluation, the sums are read: `settle` solves for the weights of
@@ -77,12 +41,8 @@ class MemoryHead(nn.Module):
         shrinkage: ε in [0, 1], of "lda" and "ridge".
         learn_features: whether θ is there, to train the features in front.
         normalised, random_features, top_k: of ψ, as for `Psi`.
-
-    Shape:
-        hidden (B, m) and target (B,), or (B, T, m) and (B, T), → logits (B, C) or (B, T, C).
     """
 
-    plastic_parameters = ()
     count: Tensor  # n (C,)
     total: Tensor  # S (C, k)
     moment: Tensor | None  # G (k, k)
@@ -102,14 +62,10 @@ class MemoryHead(nn.Module):
         random_features: int = 0,
         top_k: int = 0,
     ):
-        super().__init__()
+        super().__init__(in_features, out_features)
         check_choice("read", read, READINGS)
         if not 0 <= shrinkage <= 1:
             raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage}")
-        if in_features < 1 or out_features < 1:
-            raise InputError(f"a layer needs at least one feature and one class, not {in_features} and {out_features}")
-        self.in_features = in_features
-        self.out_features = out_features
         self.read = read
         self.shrinkage = shrinkage
         num_features = random_features or in_features
@@ -125,7 +81,6 @@ class MemoryHead(nn.Module):
         self.register_buffer("read_weight", torch.empty(shape))
         self.register_buffer("read_bias", torch.empty(out_features))
         self.register_buffer("unread", torch.empty((), dtype=torch.bool))
-        self.check_values = True  # on a CPU, whether what is given is checked before it is written
         self.reset_parameters()
 
     @property
@@ -161,11 +116,6 @@ class MemoryHead(nn.Module):
         if not self.training:
             self._settle_if_needed()
             return F.linear(psi, self.read_weight, self.read_bias)
-        if target is None:
-            raise InputError(
-                f"a {type(self).__name__} in training mode remembers its batch and needs the targets: "
-                "call head(hidden, target), or head.eval() before predicting"
-            )
         self._write(psi, target)
         if self.weight is not None:
             return F.linear(psi, self.weight)
@@ -188,13 +138,8 @@ class MemoryHead(nn.Module):
         self._write(self.psi(hidden), target, sample_weight)
 
     @torch.no_grad()
-    def _write(self, psi: Tensor, target: Tensor, sample_weight: Tensor | None = None) -> None:
-        psi, target = psi.detach().flatten(0, -2), target.flatten()
-        check_targets(target, len(psi))
-        if self.check_values and psi.device.type == "cpu" and not torch.compiler.is_compiling():
-            check_range(target, self.out_features)
-            if not torch.isfinite(psi).all():
-                raise NotFiniteError("the features hold NaN or infinity, which would stay in the memory")
+    def _write(self, psi: Tensor, target: Tensor | None, sample_weight: Tensor | None = None) -> None:
+        psi, target = self._checked_rows(psi.detach(), target)
         parts = [*memory.class_sums(psi, target, self.out_features, sample_weight)]
         if self.moment is not None:
             parts.append(memory.second_moment(psi, sample_weight))
@@ -247,17 +192,6 @@ class MemoryHead(nn.Module):
         if self.unread or (self.check_values and not self.count.any()):
             self.settle()
 
-    def grow(self, out_features: int) -> None:
-        """Add classes, whose memory is empty; the old ones keep theirs.
-
-        Args:
-            out_features: the new number of classes.
-
-        Example:
-            >>> head.grow(12)
-        """
-        grow_rows(self, out_features)
-
     @torch.no_grad()
     def fold(self) -> nn.Module:
         """The same function as a plain linear layer, with ψ in front of it where there is one.
@@ -266,11 +200,7 @@ class MemoryHead(nn.Module):
             >>> linear = head.fold()
         """
         self._settle_if_needed()
-        rows, columns = self.read_weight.shape
-        like = {"device": self.read_weight.device, "dtype": self.read_weight.dtype}
-        linear = nn.utils.skip_init(nn.Linear, columns, rows, **like)
-        linear.weight.copy_(self.read_weight)
-        linear.bias.copy_(self.read_bias)
+        linear = as_linear(self.read_weight, self.read_bias)
         return linear if self.psi.is_identity else nn.Sequential(copy.deepcopy(self.psi), linear)
 
     @property
@@ -279,13 +209,6 @@ class MemoryHead(nn.Module):
         names = ("normalised", "top_k")
         return {"read": self.read, "shrinkage": self.shrinkage, **{n: getattr(self.psi, n) for n in names}}
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
-
-    def _check_hidden(self, hidden: Tensor) -> None:
-        if hidden.ndim < 2 or hidden.shape[-1] != self.in_features:
-            raise InputError(f"features must have shape (batch, {self.in_features}), not {tuple(hidden.shape)}")
-
 
 READINGS = ("nearest-mean", "lda", "ridge")
 
@@ -293,6 +216,7 @@ READINGS = ("nearest-mean", "lda", "ridge")
 @HEADS.register(
     "ncm",
     memory=True,
+    listed=False,
     settings={
         "learn_features": "learn_features",
         "normalised": "normalised",
@@ -317,6 +241,7 @@ def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
 @HEADS.register(
     "slda",
     memory=True,
+    listed=False,
     settings={
         "learn_features": "learn_features",
         "normalised": "normalised",
@@ -344,6 +269,7 @@ def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
 @HEADS.register(
     "ridge",
     memory=True,
+    listed=False,
     settings={
         "learn_features": "learn_features",
         "normalised": "normalised",

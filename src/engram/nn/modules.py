@@ -72,20 +72,24 @@ def fast_parts(model: nn.Module, slow: Mapping[str, Tensor]) -> dict[str, Callab
     return found
 
 
-def as_linear(weight: Tensor) -> nn.Linear:
-    """A linear layer without bias that has a copy of this weight. No random numbers are drawn.
+def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer that has copies of this weight and bias. No random numbers are drawn.
 
     Args:
         weight: (out_features, in_features).
+        bias: (out_features,); None for none.
 
     Example:
         >>> as_linear(torch.ones(2, 3))
         Linear(in_features=3, out_features=2, bias=False)
     """
     rows, columns = weight.shape
-    linear = nn.utils.skip_init(nn.Linear, columns, rows, bias=False, device=weight.device, dtype=weight.dtype)
+    like = {"device": weight.device, "dtype": weight.dtype}
+    linear = nn.utils.skip_init(nn.Linear, columns, rows, bias=bias is not None, **like)
     with torch.no_grad():
         linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
     return linear
 
 

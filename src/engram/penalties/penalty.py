@@ -82,7 +82,7 @@ class Penalty(ABC):
         self.strength = strength
         self.regularize_alpha = regularize_alpha
         self.parameters = slow_parameters(model, regularize_alpha)
-        if not self.parameters:
+        if not self.parameters and self.remembers:
             raise InputError("the model has no trainable slow weights for a penalty to protect")
         check_choice("protect", protect, ("slow", "in-force"))
         self.protect = protect

@@ -166,7 +166,7 @@ CHANGES: dict[str, Change] = {
     "exact Fisher": Change({"fisher_labels": "exact"}, WITH_FISHER),
     "γ = 0.9": Change({"gamma": 0.9}, WITH_FISHER),
     "γ = 0.5": Change({"gamma": 0.5}, WITH_FISHER),
-    "plain baseline": Change({"baseline_head": "plain"}, BASELINES),
+    "plain baseline": Change({"baseline_head": "linear"}, BASELINES),
     CONTROL: Change({"baseline_trace": STEADY["trace_scale"]}, BASELINES),
     "trace read at scale 1": Change({"trace_scale": 1.0}, PLASTIC),
     "trace read at scale 2": Change({"trace_scale": 2.0}, PLASTIC),

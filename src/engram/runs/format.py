@@ -22,7 +22,7 @@ import numpy as np
 from engram.common.errors import InputError, reason, shortened
 from engram.common.files import read_json, read_text, write_atomically
 from engram.common.registry import BENCHMARKS, HEADS
-from engram.config.methods import CUSTOM, all_methods
+from engram.config.methods import CUSTOM, known_methods
 from engram.config.settings import Config, as_setting, from_dict
 from engram.runs.result import DYNAMICS, MEAN, Divergence, Result
 
@@ -124,7 +124,7 @@ def _configs(common: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) ->
 
 def _check_registered(settings: Mapping[str, Any]) -> None:
     """Refuse names that another package may have registered where the settings were written."""
-    known = {"method": all_methods(), "benchmark": (*BENCHMARKS.names(), CUSTOM), "baseline_head": HEADS.names()}
+    known = {"method": known_methods(), "benchmark": (*BENCHMARKS.names(), CUSTOM), "baseline_head": HEADS.names()}
     for what, names in known.items():
         if what in settings and settings[what] not in names:
             missing = "the package that registers it may not be installed"

@@ -13,7 +13,7 @@ from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import BENCHMARKS
-from engram.config.methods import CUSTOM, all_datasets, all_methods
+from engram.config.methods import CUSTOM, all_datasets, known_methods
 from engram.config.presets import parse_setting
 from engram.config.settings import SETTINGS, as_setting
 from engram.runs import metrics
@@ -29,7 +29,7 @@ COLUMNS = (
 )
 OTHER_NAMES = {"tasks": "num_tasks"}  # columns whose setting has another name
 CHOICES: dict[str, Callable[[], Sequence[str]]] = {
-    "method": all_methods,
+    "method": known_methods,
     "benchmark": lambda: (*BENCHMARKS.names(), CUSTOM),
     "dataset": all_datasets,
     "state": lambda: STATES,

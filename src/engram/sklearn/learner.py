@@ -39,7 +39,7 @@ def make_config(params: Mapping[str, Any], seed: int) -> Config:
         hidden=[as_python(width) for width in np.atleast_1d(np.asarray(params["hidden"], dtype=object))],
         **{name: as_python(params[name]) for name in ("learning_rate", "batch_size", "epochs")},
         seed=seed,
-        baseline_head="plain",
+        baseline_head="linear",
         **({} if strength is None else {"strength": strength}),
         **(STEADY if params["steady"] else {}),
     )

@@ -104,6 +104,8 @@ class FactoredDescent:
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         logits = mask_logits(self.learner.model(inputs, targets), self.classes)
         loss = F.cross_entropy(logits, targets)
+        if not loss.requires_grad:  # a head that only remembers: there is nothing to train
+            return loss
         outputs = []
         for prefix, (_, output, version) in self.seen.items():
             if output._version != version:
@@ -177,6 +179,8 @@ class ContractDescent:
         learner = self.learner
         logits = mask_logits(learner.model(inputs, targets), self.classes)
         loss = F.cross_entropy(logits, targets)
+        if not loss.requires_grad:
+            return loss
         self.optimizer.zero_grad()
         if learner.config.penalty_step == "gradient":
             (loss + learner.penalty.loss()).backward()

@@ -18,7 +18,7 @@ from engram.data.batches import Piece, read_inputs
 from engram.engine.cpu.descent import descent_of
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
-from engram.engine.program import Batches, accuracy, consolidate_alone
+from engram.engine.program import Batches, accuracy, consolidate_alone, settle_heads
 
 GATHERED = 16  # batches read together for all models of a trial, few enough to stay in a cache
 
@@ -116,6 +116,7 @@ class OneByOne:
         )
 
     def consolidate(self, n: int) -> Tensor:
+        settle_heads(self.learners)
         finite = torch.ones(len(self.learners), dtype=torch.bool)
         tasks = self.batches.tasks(n)
 

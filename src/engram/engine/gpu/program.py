@@ -21,7 +21,7 @@ from engram.engine.gpu.consolidation import consolidate_section
 from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
 from engram.engine.memory import Portion
-from engram.engine.program import Batches
+from engram.engine.program import Batches, settle_heads
 from engram.nn.classes import mask_logits
 
 EVALUATED = 400_000  # samples at a time, over all models, where memory allows
@@ -186,6 +186,7 @@ class Mapped:
         return torch.cat([section.rows.finite() for section in self.sections])
 
     def consolidate(self, n: int) -> Tensor:
+        settle_heads(self.learners)
         tasks = {learner.trial: self.batches.tasks(n)[self.place[learner.trial]] for learner in self.learners}
         return torch.cat(
             [

@@ -49,7 +49,7 @@ class Section:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.rows.parameters.values())).device
+        return next(iter((self.rows.parameters or self.rows.buffers).values())).device
 
     def begin_task(self) -> None:
         self.steps = {}  # free the last task's before this one's are made
@@ -76,6 +76,8 @@ class Section:
 
         of_a_trial = vmap(loss, in_dims=(0, 0, None, None), randomness="different")
         losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
+        if not losses.requires_grad:  # heads that only remember: there is nothing to train
+            return losses.flatten()
         if losses.shape not in self.ones:
             self.ones[losses.shape] = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)

@@ -1,0 +1,47 @@
+"""ψ, as a module: what a head with a memory uses of the features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engram.common.errors import InputError
+from engram.nn import memory
+
+
+class Psi(nn.Module):
+    """ψ: what a memory head uses of the features. With all settings left out, the features as they are.
+
+    Args:
+        in_features: m.
+        normalised: divide each sample's features by their norm.
+        random_features: the number k of random ReLU features, ψ(h) = max(h R, 0) with R from N(0, 1/m); 0 for none.
+        top_k: keep this many of the largest features of each sample; 0 for all.
+
+    Example:
+        >>> Psi(4, random_features=100)(torch.rand(2, 4)).shape
+        torch.Size([2, 100])
+    """
+
+    projection: Tensor | None
+
+    def __init__(self, in_features: int, *, normalised: bool = False, random_features: int = 0, top_k: int = 0):
+        super().__init__()
+        if random_features < 0 or top_k < 0:
+            raise InputError(f"random_features and top_k must be at least 0, not {random_features} and {top_k}")
+        self.out_features = random_features or in_features
+        if top_k > self.out_features:
+            raise InputError(f"top_k cannot be {top_k}: there are {self.out_features} features")
+        self.normalised = normalised
+        self.top_k = top_k
+        drawn = torch.randn(in_features, random_features) / in_features**0.5 if random_features else None
+        self.register_buffer("projection", drawn)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.projection is None and not self.normalised and not self.top_k
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = memory.normalise(hidden) if self.normalised else hidden
+        hidden = hidden if self.projection is None else memory.random_relu(hidden, self.projection)
+        return memory.top_k(hidden, self.top_k) if self.top_k else hidden
