@@ -17,7 +17,7 @@ AGREE = {
     "run": "benchmark trials first_trial seed dataset num_tasks max_samples imbalance_seed mask_training examine",
     "stack": "epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
-    "trace_centred baseline_head normalised random_features top_k learn_features",
+    "trace_centred baseline_head head_bias normalised random_features top_k learn_features",
     "free": "method initialisation eta alpha_init learn_eta baseline_trace shrinkage strength penalty_step "
     "regularize_alpha protect gamma fisher_labels xi learning_rate",
 }
@@ -27,7 +27,7 @@ STAGES = {
     "stream": "benchmark dataset num_tasks max_samples imbalance_seed examine",
     "features": "network hidden leaky_slope input_mean input_std initialisation",
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
-    "baseline_trace normalised random_features top_k shrinkage learn_features",
+    "baseline_trace head_bias normalised random_features top_k shrinkage learn_features",
     "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi",
     "training": "mask_training epochs batch_size learning_rate",
 }

@@ -95,6 +95,7 @@ class Config:
     baseline_head: str = setting(default="matched", stage="head", agree="section", choices=baseline_heads)
     # The constant in place of a trace in the matched head.
     baseline_trace: float = setting(POSITIVE, default=1.0, stage="head")
+    head_bias: bool = setting(default=False, stage="head", agree="section")  # of the linear head
 
     # Of heads with a memory: ψ, what they use of the features; the shrinkage of their covariance; and whether they have
     # slow weights too, which train the features.

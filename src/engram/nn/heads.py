@@ -55,20 +55,21 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     return make(in_features, out_features, **settings)
 
 
-@HEADS.register("linear", baseline=True)
+@HEADS.register("linear", baseline=True, settings={"bias": "head_bias"})
 class LinearSoftmax(nn.Linear):
-    """The ordinary softmax layer, without bias:  z = θ h.
+    """The ordinary softmax layer:  z = θ h + b, by default without b, as the paper's layer has none.
 
     Args:
         in_features: number m of hidden units.
         out_features: number C of classes.
+        bias: whether there is a b.
 
     Example:
         >>> logits = LinearSoftmax(512, 10)(torch.rand(64, 512))
     """
 
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features, bias=False)
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False):
+        super().__init__(in_features, out_features, bias=bias)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         """Logits (B, C) of hidden activations (B, m); the targets are ignored."""
