@@ -405,3 +405,15 @@ def test_resume_of_a_damaged_sweep_or_reproduction_is_refused(
     (out / name).write_text(content)
     assert str(out) in engram.refusal("run", "--resume", out)
     assert files_in(out) == {name: content.encode()}
+
+
+def test_scenario_is_an_option_and_stands_in_the_title(engram: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "class"
+    options = ("--methods", "finetune", "--scenario", "class", "--set", "max_samples=200", "--out", folder)
+    outcome = engram("run", "split-mnist", *QUICK, *options)
+    assert outcome.code == 0
+    assert "split-mnist, class-incremental on mnist-small, 2 tasks, 1 trial" in " ".join(outcome.out.split())
+    assert read_run(folder).configs["finetune"].scenario == "class"
+    refused = engram.refusal("run", "split-mnist", *QUICK, "--scenario", "clas", "--out", tmp_path / "none")
+    assert refused == "engram: scenario must be task, domain or class, not 'clas' (did you mean class?)"
+    assert not (tmp_path / "none").exists()

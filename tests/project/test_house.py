@@ -20,7 +20,7 @@ ORDER = [
     {"cli"},
 ]
 MOST_LINES = 300
-MOST_MODULES = 112  # without the `__init__.py` of packages
+MOST_MODULES = 125  # without the `__init__.py` of packages
 
 
 def modules() -> dict[str, Path]:

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
-from engram.cli.run import Address, Device, EngineName, Precision, StackSize, command_line, resume_hint
+from engram.cli.options import Address, Device, EngineName, Precision, StackSize
+from engram.cli.run import command_line, resume_hint
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_BENCHMARKS, PARTS
 from engram.config.settings import Config

@@ -1,7 +1,4 @@
-"""`engram run`: start a run, or resume the run, sweep or reproduction in a folder.
-
-The options that `sweep` and `reproduce` share are declared here.
-"""
+"""`engram run`: start a run, or resume the run, sweep or reproduction in a folder."""
 
 from __future__ import annotations
 
@@ -16,9 +13,25 @@ import typer
 from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
+from engram.cli.options import (
+    BENCHMARK_NAMES,
+    Address,
+    DatasetName,
+    Device,
+    EngineName,
+    Epochs,
+    Methods,
+    Precision,
+    ScenarioName,
+    Settings,
+    StackSize,
+    Steady,
+    Tasks,
+    Trials,
+)
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS
-from engram.config.methods import all_methods, check_method, usable_methods
+from engram.config.methods import check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
 from engram.config.settings import Config, has_effect
@@ -28,44 +41,6 @@ if TYPE_CHECKING:
     from engram.runs.run import Run
 
 ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is resumed is not part of it
-
-METHOD_NAMES, BENCHMARK_NAMES = ", ".join(all_methods()), ", ".join(BENCHMARKS.names())  # for help texts
-
-Methods = Annotated[
-    str | None,
-    typer.Option(help=f"Comma-separated, or 'all': {METHOD_NAMES}.", show_default="the paper's eight"),
-]
-Trials = Annotated[
-    int | None, typer.Option(help="Repetitions with other weights, orders and tasks.", show_default="10")
-]
-Epochs = Annotated[int | None, typer.Option(help="Passes over each task.", show_default="the paper's")]
-Tasks = Annotated[int | None, typer.Option(help="Number of tasks.", show_default="the paper's")]
-DatasetName = Annotated[
-    str | None,
-    typer.Option(
-        "--dataset",
-        help="mnist, mnist-small (needs no download), fashion-mnist or notmnist.",
-        show_default="the paper's",
-    ),
-]
-Steady = Annotated[
-    bool, typer.Option("--steady", help="DHP with the steady trace (docs/reproduction.md) instead of the paper's.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
-Precision = Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")]
-StackSize = Annotated[
-    int | None,
-    typer.Option("--stack", metavar="N", help="Train at most N models together.", show_default="all that fit"),
-]
-EngineName = Annotated[str, typer.Option("--engine", metavar="ENGINE", help="in-process, or ray: on a cluster.")]
-Address = Annotated[
-    str | None,
-    typer.Option(help="Address of the Ray cluster.", show_default="$RAY_ADDRESS, else a new one on this machine"),
-]
 
 
 def run(
@@ -88,6 +63,7 @@ def run(
     eta: Annotated[float | None, typer.Option(help="Initial η of the trace.", show_default="the paper's")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
     dataset: DatasetName = None,
+    scenario: ScenarioName = None,
     steady: Steady = False,
     settings: Settings = None,
     data: DataFolder = None,
@@ -118,7 +94,7 @@ def run(
         return
     if benchmark is None:
         raise InputError(f"BENCHMARK is missing: {BENCHMARK_NAMES}; or resume a run: --resume DIR")
-    options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset}
+    options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset, "scenario": scenario}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
     configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady)}
     refuse_without_effect(given_changes(settings, strength=strength, eta=eta), list(configs.values()))

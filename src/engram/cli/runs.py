@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engram.cli.run import BENCHMARK_NAMES, METHOD_NAMES
+from engram.cli.options import BENCHMARK_NAMES, METHOD_NAMES
 from engram.common.errors import InputError, check_choice, printable
 
 if TYPE_CHECKING:

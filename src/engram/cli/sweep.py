@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
-from engram.cli.run import (
+from engram.cli.options import (
     BENCHMARK_NAMES,
     METHOD_NAMES,
     Address,
@@ -19,16 +19,13 @@ from engram.cli.run import (
     EngineName,
     Epochs,
     Precision,
+    ScenarioName,
     Settings,
     StackSize,
     Steady,
     Tasks,
-    command_line,
-    configs_of,
-    given_changes,
-    refuse_without_effect,
-    resume_hint,
 )
+from engram.cli.run import command_line, configs_of, given_changes, refuse_without_effect, resume_hint
 from engram.common.errors import InputError
 from engram.config.presets import CHOOSING, preset
 from engram.config.settings import Config
@@ -69,6 +66,7 @@ def sweep(
     epochs: Epochs = None,
     tasks: Tasks = None,
     dataset: DatasetName = None,
+    scenario: ScenarioName = None,
     steady: Steady = False,
     settings: Settings = None,
     data: DataFolder = None,
@@ -88,7 +86,8 @@ def sweep(
 
     Example: engram sweep split-mnist --methods si,dhp+si --grid strength=0.1,1,10 --dataset mnist-small --trials 3
     """
-    given = given_changes(settings, trials=trials, epochs=epochs, num_tasks=tasks, dataset=dataset)
+    options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset, "scenario": scenario}
+    given = given_changes(settings, **options)
     bases = configs_of(benchmark, methods, {**CHOOSING, "trials": TRIALS, **given}, steady)
     refuse_without_effect(given_changes(settings), bases)
     plan = _plan(bases, grid or [], search or [], points, prune)

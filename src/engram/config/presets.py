@@ -70,12 +70,34 @@ def title_of(benchmark: str) -> str:
     return "Custom stream" if benchmark == CUSTOM else BENCHMARKS.facts(benchmark).get("title", benchmark)
 
 
+def scenario_of(benchmark: str) -> str | None:
+    """The scenario that a benchmark has by itself; None for a custom stream, and where none is registered."""
+    return None if benchmark == CUSTOM else BENCHMARKS.facts(benchmark).get("scenario")
+
+
+def with_scenario(name: str, config: Config) -> str:
+    """The name or title of a config's benchmark, with the scenario if it is not the benchmark's own.
+
+    Args:
+        name: as it is to be shown.
+        config: the settings.
+
+    Example:
+        >>> with_scenario("Split MNIST", engram.preset("split-mnist", "si", scenario="class"))
+        'Split MNIST, class-incremental'
+    """
+    own = config.scenario in (None, scenario_of(config.benchmark))
+    return name if own else f"{name}, {config.scenario}-incremental"
+
+
 def changes_from_preset(config: Config) -> dict[str, tuple[Any, Any]]:
     """The settings that differ from the preset, as {name: (value, the preset's)}, except for trials and seed."""
     if config.benchmark == CUSTOM:
         return {}
     usual = preset(config.benchmark, config.method).to_dict()
     here = config.to_dict()
+    if config.scenario == scenario_of(config.benchmark):
+        here["scenario"] = None  # the benchmark's own, which a preset does not name
     ignored = names_of(stage="trial")
     return {n: (here[n], usual[n]) for n in here if here[n] != usual[n] and n not in ignored}
 

@@ -66,6 +66,8 @@ class Config:
     max_samples: int | None = setting(at_least(1), default=None, stage="stream", agree="run")
     # Of the removal probabilities; the same in all experiments.
     imbalance_seed: int = setting(at_least(0), default=0, stage="stream", agree="run")
+    # Which outputs the tasks have, and among which a network is evaluated; None for what the benchmark is.
+    scenario: str | None = setting(default=None, stage="stream", agree="run", choices=one_of("task", "domain", "class"))
     # Whether other tasks' outputs are masked in training too, or only in evaluation.
     mask_training: bool = setting(default=True, stage="training", agree="run")
     # What networks are evaluated on. "validation": the last sixth of the training samples, which are not trained on.

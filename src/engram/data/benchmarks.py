@@ -2,6 +2,7 @@
 
 A registration's facts are
     title      as headings show it,
+    scenario   that its tasks have by themselves (data/scenarios.py),
     datasets   that a config may choose from,
     settings   arguments of the function and the settings of `Config` that they take,
     preset     what differs from the defaults of `Config` (Appendix A, with the choices of docs/departures.md),
@@ -25,6 +26,7 @@ MIXTURE = ("mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10")  # the five
 @BENCHMARKS.register(
     "permuted-mnist",
     title="Permuted MNIST",
+    scenario="domain",
     datasets=["mnist", "mnist-small", "fashion-mnist", "notmnist"],
     settings={"num_tasks": "num_tasks", "seed": "seed"},
     preset={"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},
@@ -39,6 +41,7 @@ def permuted_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_ta
 @BENCHMARKS.register(
     "imbalanced-permuted-mnist",
     title="Imbalanced Permuted MNIST",
+    scenario="domain",
     datasets=["mnist", "mnist-small", "fashion-mnist", "notmnist"],
     settings={"num_tasks": "num_tasks", "seed": "seed", "imbalance_seed": "imbalance_seed"},
     preset={"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},
@@ -58,6 +61,7 @@ def imbalanced_permuted_mnist(
 @BENCHMARKS.register(
     "split-mnist",
     title="Split MNIST",
+    scenario="task",
     datasets=["mnist", "mnist-small", "fashion-mnist", "notmnist"],
     settings={"num_tasks": "num_tasks"},
     preset={"num_tasks": 5, "hidden": [256, 256], "epochs": 10, "xi": 0.001},
@@ -72,6 +76,7 @@ def split_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks
 @BENCHMARKS.register(
     "vision-mixture",
     title="Vision datasets mixture",
+    scenario="task",
     datasets=["five-datasets"],
     settings={"num_tasks": "num_tasks"},
     preset={

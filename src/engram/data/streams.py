@@ -11,8 +11,11 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.common.seeding import generator
+from engram.data import scenarios
 from engram.data.samples import Dataset, Samples, as_colour_32, as_samples
 from engram.data.sources import load
+
+in_scenario = scenarios.in_scenario
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Stream:
     Args:
         tasks: at least one.
         num_classes: the number of outputs of the network.
+        scenario: the one that `in_scenario` gave it; None for tasks that are each evaluated among their own classes.
 
     Example:
         >>> stream = engram.streams.split(load("mnist-small"))
@@ -61,6 +65,7 @@ class Stream:
 
     tasks: tuple[Task, ...]
     num_classes: int
+    scenario: str | None = None
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -228,11 +233,6 @@ def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) 
 
     tasks = [task(*parts) for parts in zip(loaded, offsets, sizes, strict=True)][:num_tasks]
     return Stream(tuple(tasks), num_classes=sum(sizes))
-
-
-def masked_only_in_evaluation(stream: Stream) -> Stream:
-    """The same tasks, with all outputs in training, so that the network does not know which task it learns."""
-    return replace(stream, tasks=tuple(replace(task, taught=tuple(range(stream.num_classes))) for task in stream))
 
 
 def from_arrays(

@@ -17,9 +17,9 @@ from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, Registration
 from engram.common.seeding import DRAWING, derive_seed
 from engram.config.settings import Config
-from engram.data import streams
 from engram.data.benchmarks import source_names
 from engram.data.samples import Dataset
+from engram.data.scenarios import arrange
 from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
@@ -68,7 +68,7 @@ def build_streams(config: Config, trials: Sequence[int], datasets: Sequence[Data
     if config.max_samples is not None:
         datasets = [dataset.shortened(config.max_samples) for dataset in datasets]
     made: list[Stream] = _built(BENCHMARKS[config.benchmark], config, datasets, trials)
-    return made if config.mask_training else [streams.masked_only_in_evaluation(stream) for stream in made]
+    return arrange(made, config.scenario, config.mask_training)
 
 
 def build_learner(

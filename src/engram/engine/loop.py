@@ -65,7 +65,7 @@ def run_stream(
         train_task(program, batches, config, position, on_position)
         _mark_diverged(program.learners, program.finite(), n)
         _mark_diverged(program.learners, program.consolidate(n), n)
-        accuracy = program.evaluate(range(min(n + 2, num_tasks)))  # forward transfer needs the next task too
+        accuracy = program.evaluate(range(min(n + 2, num_tasks)), n + 1)  # forward transfer needs the next task too
         for learner, row in zip(program.learners, accuracy.tolist(), strict=True):
             if learner.learning:
                 learner.outcome.rows.append(row)

@@ -43,8 +43,8 @@ class Program(Protocol):
     def consolidate(self, n: int) -> Tensor:
         """Compute the importance of each weight for task n; returns (learners,): whether all are finite."""
 
-    def evaluate(self, tasks: Sequence[int]) -> Tensor:
-        """(learners, tasks): the accuracy on the test samples."""
+    def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
+        """(learners, tasks): the accuracy on the test samples, after this number of learned tasks."""
 
 
 EVALUATION_BATCH = 1000
@@ -52,12 +52,22 @@ IMPORTANCE_BATCH = 500  # samples at a time; their number does not change the im
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, task: Task, dtype: torch.dtype = torch.float32) -> float:
-    """The fraction of test samples, in [0, 1], whose class has the largest of the task's logits; changes nothing."""
+def accuracy(
+    model: nn.Module, task: Task, dtype: torch.dtype = torch.float32, classes: Sequence[int] | None = None
+) -> float:
+    """The fraction of test samples, in [0, 1], whose class has the largest logit; changes nothing.
+
+    Args:
+        model: any.
+        task: whose test samples.
+        dtype: of the inputs.
+        classes: the outputs that take part; by default the task's.
+    """
+    among = task.classes if classes is None else classes
     correct = torch.zeros((), dtype=torch.int64, device=task.test.targets.device)
     with frozen(model):
         for inputs, targets in batches_of(task.test, EVALUATION_BATCH, permutation=task.permutation, dtype=dtype):
-            correct += (mask_logits(model(inputs), task.classes).argmax(dim=1) == targets).sum()
+            correct += (mask_logits(model(inputs), among).argmax(dim=1) == targets).sum()
     return int(correct) / len(task.test)
 
 
@@ -135,5 +145,5 @@ class SideBySide:
     def consolidate(self, n: int) -> Tensor:
         return torch.cat([program.consolidate(n).cpu() for program in self.programs])
 
-    def evaluate(self, tasks: Sequence[int]) -> Tensor:
-        return torch.cat([program.evaluate(tasks).cpu() for program in self.programs])
+    def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
+        return torch.cat([program.evaluate(tasks, learned).cpu() for program in self.programs])

@@ -16,7 +16,8 @@ from engram.common.registry import PENALTIES
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import move_streams
 from engram.data.samples import Dataset
-from engram.data.streams import Stream, masked_only_in_evaluation
+from engram.data.scenarios import arrange
+from engram.data.streams import Stream
 from engram.engine.build import (
     Custom,
     build_model,
@@ -49,8 +50,7 @@ class Source:
     def streams(self, config: Config, trials: Sequence[int]) -> list[Stream]:
         if self.stream is None:
             return build_streams(config, trials, self.datasets[: len(dataset_names(config))])
-        learned = self.stream if config.mask_training else masked_only_in_evaluation(self.stream)
-        return [learned] * len(trials)
+        return arrange([self.stream] * len(trials), config.scenario, config.mask_training)
 
 
 class Builder:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.paper import PAPER_RESULTS
-from engram.config.presets import changes_from_preset
+from engram.config.presets import changes_from_preset, scenario_of
 from engram.config.settings import has_effect, names_of
 from engram.report.layout import shown
 from engram.runs import metrics
@@ -91,7 +91,9 @@ def why_not_paired(result: Result, baseline: Result, same_data: bool | None = No
     """
     here, there = result.config, baseline.config
     for name in TASKS:
-        ours, theirs = getattr(here, name), getattr(there, name)
+        ours, theirs = (getattr(config, name) for config in (here, there))
+        if name == "scenario":
+            ours, theirs = (value or scenario_of(here.benchmark) for value in (ours, theirs))
         if ours != theirs and has_effect(name, here):
             return f"their {name} differs ({shown(ours)} and {shown(theirs)})"
     if here.benchmark == CUSTOM and same_data is None:

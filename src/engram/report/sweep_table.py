@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from engram.config.presets import with_scenario
 from engram.config.settings import Config
 from engram.report.layout import Table, count
 from engram.report.tables import difference_cells, tables_of, with_error
@@ -78,7 +79,9 @@ def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
     if diverged:
         counts = "counts" if diverged == 1 else "count"
         notes.append(f"{count(diverged, 'trial')} diverged, and {counts} as an accuracy of 0.")
-    title = f"{config.method} on {config.benchmark} ({config.dataset}), {count(len(tried), 'point')}"
+    title = (
+        f"{config.method} on {with_scenario(config.benchmark, config)} ({config.dataset}), {count(len(tried), 'point')}"
+    )
     return Table(title, ("settings", "accuracy %", "trials", "minus best", "95% interval", ""), rows, tuple(notes))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engram.config.presets import changes_from_preset, title_of
+from engram.config.presets import changes_from_preset, title_of, with_scenario
 from engram.report.layout import Table, count, number, rounded
 from engram.report.pairs import Pair, has_paper_data, pairs, paper_value, unpaired
 from engram.runs import metrics
@@ -96,7 +96,8 @@ def so_far(results: Results) -> Table | None:
         tasks = ", ".join(f"task {d.task + 1}" for d in sorted(result.diverged, key=lambda d: d.task))
         rows.append((label, with_error(accuracy), str(accuracy.num_trials), tasks or "none"))
     num_tasks = max(result.config.num_tasks for result in results.values())
-    title = f"{title_of(config.benchmark)} after {learned} of {num_tasks} tasks, which all have learned so far"
+    name = with_scenario(title_of(config.benchmark), config)
+    title = f"{name} after {learned} of {num_tasks} tasks, which all have learned so far"
     return Table(title, (label_heading(results), "accuracy %", "trials", "diverged in"), rows)
 
 
@@ -119,7 +120,7 @@ def summary_title(results: Results) -> str:
     tasks = sorted({result.config.num_tasks for result in results.values()})
     trials = max(len(result.accuracy) for result in results.values())
     num_tasks = count(tasks[0], "task") if len(tasks) == 1 else f"{tasks[0]} to {tasks[-1]} tasks"
-    return f"{config.benchmark} on {config.dataset}, {num_tasks}, {count(trials, 'trial')}"
+    return f"{with_scenario(config.benchmark, config)} on {config.dataset}, {num_tasks}, {count(trials, 'trial')}"
 
 
 def label_heading(results: Results) -> str:

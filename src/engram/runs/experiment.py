@@ -130,7 +130,10 @@ def run_many(
         source, provenance = Source(tuple(datasets)), [dataset.provenance() for dataset in datasets]
     else:
         _check_stream(configs, needed=True)
-        labelled = {label: config.replace(num_tasks=len(stream)) for label, config in labelled.items()}
+        labelled = {
+            label: config.replace(num_tasks=len(stream), scenario=config.scenario or stream.scenario)
+            for label, config in labelled.items()
+        }
         source, provenance = Source(stream=stream), [stream.provenance()]
     outcomes = train(labelled, source, runtime, custom=custom, report=report)
     return list(results_of(labelled, outcomes, provenance).values())

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
+from engram.data.scenarios import candidates
 from engram.engine.cpu.descent import descent_of
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
@@ -128,14 +129,15 @@ class OneByOne:
         in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
         return finite
 
-    def evaluate(self, tasks: Sequence[int]) -> Tensor:
+    def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
         values = torch.full((len(self.learners), len(tasks)), float("nan"), dtype=torch.float64)
 
         def evaluate_some(part: Sequence[int]) -> None:
             for i in part:
                 stream = self.batches.streams[self.place[self.learners[i].trial]]
                 for column, n in enumerate(tasks):
-                    values[i, column] = accuracy(self.learners[i].model, stream[n], self.batches.dtype)
+                    among = candidates(stream, n, learned)
+                    values[i, column] = accuracy(self.learners[i].model, stream[n], self.batches.dtype, among)
 
         in_parallel(evaluate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
         return values

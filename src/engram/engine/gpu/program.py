@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
+from engram.data.scenarios import candidates
 from engram.engine.gpu.consolidation import consolidate_section
 from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
@@ -195,11 +196,12 @@ class Mapped:
             ]
         )
 
-    def evaluate(self, tasks: Sequence[int]) -> Tensor:
-        return torch.stack([self._accuracies(n) for n in tasks], dim=1).cpu()
+    def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
+        return torch.stack([self._accuracies(n, learned) for n in tasks], dim=1).cpu()
 
-    def _accuracies(self, n: int) -> Tensor:
+    def _accuracies(self, n: int, learned: int) -> Tensor:
         tasks = self.batches.tasks(n)
+        among = candidates(self.batches.streams[0], n, learned)
         store = tasks[0].test
         permutations = None if tasks[0].permutation is None else torch.stack([t.permutation for t in tasks])  # type: ignore[misc]
 
@@ -212,7 +214,7 @@ class Mapped:
                 for part in self._parts(0, len(tasks)):
                     inputs = self._seen_by(part, store.inputs, chosen, permutations)
                     logits = part.section.logits(inputs, shared=permutations is None)
-                    correct[part.places] += (mask_logits(logits, tasks[0].classes).argmax(dim=2) == targets).sum(dim=1)
+                    correct[part.places] += (mask_logits(logits, among).argmax(dim=2) == targets).sum(dim=1)
             return correct
 
         correct = self.evaluated.fitting(count, len(self.learners))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engram.config.presets import with_scenario
 from engram.report.figures.drawing import (
     MEDIUM,
     PAPER,
@@ -203,7 +204,7 @@ def num_tasks(results: Results) -> int:
 def where_from(results: Results) -> str:
     """Benchmark and dataset, for the title of a figure."""
     config = next(iter(results.values())).config
-    return f"{config.benchmark} ({config.dataset})"
+    return f"{with_scenario(config.benchmark, config)} ({config.dataset})"
 
 
 def _line(results: Results, label: str) -> str:

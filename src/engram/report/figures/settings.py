@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engram.config.methods import CUSTOM
-from engram.config.presets import preset
+from engram.config.presets import preset, with_scenario
 from engram.report.figures.curves import where_from
 from engram.report.figures.drawing import (
     MEDIUM,
@@ -172,7 +172,9 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
         rule(axes, y=0)
         tidy(axes, name, "accuracy minus best, points" if axes is panels[0] else "")
     config = tried[0].config
-    figure.suptitle(f"{config.benchmark} ({config.dataset}); hollow: dropped early", fontsize=MEDIUM)
+    figure.suptitle(
+        f"{with_scenario(config.benchmark, config)} ({config.dataset}); hollow: dropped early", fontsize=MEDIUM
+    )
     legend_below(figure, list(handles.values()))
     numbers = [
         (*(str(cell) for cell in row[: 1 + len(names)]), *(number(float(cell), 2) for cell in row[1 + len(names) : -1]))

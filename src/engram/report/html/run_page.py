@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engram.config.methods import CUSTOM, all_methods
-from engram.config.presets import changes_from_preset, title_of
+from engram.config.presets import changes_from_preset, title_of, with_scenario
 from engram.report.figures import draw_run
 from engram.report.html.page import (
     Html,
@@ -53,7 +53,7 @@ def run_page(run: Run) -> str:
     ]
     return render(
         "Engram, report of a sweep" if is_sweep(run) else "Engram, report of a run",
-        title_of(config.benchmark),
+        with_scenario(title_of(config.benchmark), config),
         f"How well each method still knows {_tasks(run.results)} of {config.dataset} after learning them in turn.",
         [facts(_facts(run)), notice("What is missing", missing)],
         sections,
@@ -139,7 +139,7 @@ def missing_from(results: Results) -> list[str]:
         sentences.append("There is only one task, so there is no forgetting to measure, and BWT is empty.")
     config = next(iter(results.values())).config
     if config.benchmark != CUSTOM and not any(map(has_paper_data, results.values())):
-        tasks = f"{config.benchmark} with {_tasks(results)} of {config.dataset}"
+        tasks = f"{with_scenario(config.benchmark, config)} with {_tasks(results)} of {config.dataset}"
         sentences.append(f"The paper has no numbers for {tasks}, so none are shown next to ours.")
     return sentences
 
