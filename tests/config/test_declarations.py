@@ -18,9 +18,9 @@ AGREE = {
     "examine",
     "stack": "epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
-    "trace_centred baseline_head head_bias normalised random_features top_k learn_features",
+    "trace_centred baseline_head head_bias normalised random_features top_k learn_features optimizer momentum",
     "free": "method initialisation eta alpha_init learn_eta baseline_trace shrinkage strength penalty_step "
-    "regularize_alpha protect gamma fisher_labels xi learning_rate",
+    "regularize_alpha protect gamma fisher_labels xi learning_rate weight_decay beta1 beta2 adam_eps reset_optimizer",
 }
 STAGES = {
     "method": "method",
@@ -30,7 +30,8 @@ STAGES = {
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
     "baseline_trace head_bias normalised random_features top_k shrinkage learn_features",
     "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi",
-    "training": "mask_training epochs batch_size learning_rate",
+    "training": "mask_training epochs batch_size learning_rate optimizer momentum weight_decay beta1 beta2 adam_eps "
+    "reset_optimizer",
 }
 TYPES = {
     "benchmark": (str, False),

@@ -14,6 +14,14 @@ MAX_TRIALS = 10**6  # tables of results grow with these two
 MAX_TASKS = 10**4
 MAX_FEATURES = 10**6
 
+# Each optimizer, and the settings that it uses besides learning_rate and weight_decay.
+OPTIMIZERS = {
+    "sgd": ("momentum", "reset_optimizer"),
+    "adam": ("beta1", "beta2", "adam_eps", "reset_optimizer"),
+    "adamw": ("beta1", "beta2", "adam_eps", "reset_optimizer"),
+}
+OPTIMIZER_SETTINGS = frozenset(name for names in OPTIMIZERS.values() for name in names)
+
 Stage = Literal["method", "trial", "stream", "features", "head", "penalty", "training"]
 Agree = Literal["run", "stack", "section", "free"]
 # run: all configs of a run have the same tasks
@@ -40,6 +48,7 @@ def at_most(most: int) -> Rule:
 FINITE = Rule(lambda value: abs(value) <= LARGEST, "a number")
 POSITIVE = Rule(lambda value: 0 < value <= LARGEST, "above 0")
 NOT_NEGATIVE = Rule(lambda value: 0 <= value <= LARGEST, "at least 0")
+BELOW_ONE = Rule(lambda value: 0 <= value < 1, "at least 0 and below 1")
 FRACTION = Rule(lambda value: 0 <= value <= 1, "in [0, 1]")
 WIDTHS = Rule(lambda value: len(value) > 0 and all(width >= 1 for width in value), "widths of at least 1")
 

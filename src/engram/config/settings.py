@@ -17,6 +17,7 @@ from engram.common.errors import InputError, check_choice, nearest, shortened
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.methods import CUSTOM, all_datasets, baseline_heads, check_method, datasets_of, parts_of
 from engram.config.rules import (
+    BELOW_ONE,
     FINITE,
     FRACTION,
     LARGEST,
@@ -24,6 +25,8 @@ from engram.config.rules import (
     MAX_TASKS,
     MAX_TRIALS,
     NOT_NEGATIVE,
+    OPTIMIZER_SETTINGS,
+    OPTIMIZERS,
     POSITIVE,
     WIDTHS,
     Agree,
@@ -119,7 +122,16 @@ class Config:
 
     epochs: int = setting(at_least(1), default=20, stage="training", agree="stack")
     batch_size: int = setting(at_least(1), default=64, stage="training", agree="stack")
-    learning_rate: float = setting(POSITIVE, default=0.01, stage="training")  # of plain SGD
+    learning_rate: float = setting(POSITIVE, default=0.01, stage="training")
+    # How a gradient becomes a step: see engine/optimizer.py. Without momentum and decay, "sgd" is plain SGD.
+    optimizer: str = setting(default="sgd", stage="training", agree="section", choices=one_of(*OPTIMIZERS))
+    momentum: float = setting(BELOW_ONE, default=0.0, stage="training", agree="section")  # none takes no memory
+    weight_decay: float = setting(NOT_NEGATIVE, default=0.0, stage="training")  # of every trained parameter
+    beta1: float = setting(BELOW_ONE, default=0.9, stage="training")  # Adam and AdamW, as the next two
+    beta2: float = setting(BELOW_ONE, default=0.999, stage="training")
+    adam_eps: float = setting(POSITIVE, default=1e-8, stage="training")
+    # Whether each task starts with a new state of the optimizer, or goes on with what it has of earlier tasks.
+    reset_optimizer: bool = setting(default=True, stage="training")
 
     def __post_init__(self) -> None:
         check_choice("benchmark", self.benchmark, (*BENCHMARKS.names(), CUSTOM))
@@ -232,6 +244,8 @@ def has_effect(name: str, config: Config) -> bool:
         "head": (HEADS, config.head),
         "penalty": (PENALTIES, config.penalty),
     }
+    if name in OPTIMIZER_SETTINGS:
+        return name in OPTIMIZERS[config.optimizer] and (name != "reset_optimizer" or _keeps_state(config))
     registry, part = parts.get(SETTINGS[name].stage, (None, None))
     if name == "baseline_head":
         return parts_of(config.method).head is None
@@ -244,6 +258,11 @@ def has_effect(name: str, config: Config) -> bool:
     if name in registry.facts(part).get("settings", {}).values():
         return True
     return not any(name in registry.known_facts(other).get("settings", {}).values() for other in registry.names())
+
+
+def _keeps_state(config: Config) -> bool:
+    """Whether the optimizer remembers anything from step to step."""
+    return config.optimizer != "sgd" or config.momentum > 0
 
 
 def from_dict(settings: Mapping[str, Any]) -> Config:

@@ -26,9 +26,10 @@ from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config
 from engram.engine.learner import Key, Learner, Outcome, Outcomes, Record
 from engram.engine.loop import Position
+from engram.engine.optimizer import check_state
 from engram.engine.stacks import StackPlan, digest
 
-KIND, FORMAT = "checkpoint", 4
+KIND, FORMAT = "checkpoint", 5
 MAX_PIECES = 10**9  # in an epoch
 RECORD_WIDTH = 9  # the index of its outcome, and what a record holds
 SECONDS_BETWEEN = 180.0  # between checkpoints: a kill loses at most this much work
@@ -210,6 +211,7 @@ class Checkpoint:
             for i, (learner, key) in enumerate(zip(learners, keys, strict=True)):
                 _load(learner.model, self._part(f"{i}.model."))
                 learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
+                learner.optimizer_state = check_state(learner, self._part(f"{i}.optimizer."))
                 learner.outcome = self.outcomes[key]
             task, epoch, piece, part = self.header["position"]
             num_losses, num_dynamics = self.header["counts"]
@@ -231,6 +233,7 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Posit
     for i, learner in enumerate(learners):
         tensors |= {f"{i}.model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
         tensors |= {f"{i}.penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
+        tensors |= {f"{i}.optimizer.{name}": tensor for name, tensor in learner.optimizer_state.items()}
     tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(position.losses)}
     tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(position.dynamics)}
     # `vars` and not `astuple`, which copies deeply: there may be a hundred thousand.

@@ -19,6 +19,7 @@ from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.section import Section
 from engram.engine.inspection import draws_numbers, has_gradient_hooks
 from engram.engine.learner import Learner
+from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches, Program, SideBySide
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import LinearSoftmax, MatchedSoftmax
@@ -90,7 +91,8 @@ def _architecture(config: Config) -> tuple:
     # Settings that a matched head ignores count as their defaults, except eta_range, which clamps a whole section.
     values = [getattr(config, n) if n == "eta_range" or has_effect(n, config) else SETTINGS[n].default for n in names]
     step = config.penalty_step if config.protect == "in-force" else None  # each kind moves anchors at another moment
-    return (head, *values, *(getattr(config, name) for name in used), step)
+    plain = Optimizer.of(config).plain  # plain SGD has a kernel of its own
+    return (head, *values, *(getattr(config, name) for name in used), step, plain)
 
 
 def load_kernels(dtype: torch.dtype) -> ModuleType | None:
@@ -141,7 +143,8 @@ def reason_against_mapping(
     tried = list(group) if _is_custom(group[0]) else [group[0], group[-1]]
     expected, twins = ([copy.deepcopy(learner.model) for learner in tried] for _ in range(2))
     try:
-        configs = [learner.config.replace(learning_rate=TRIAL_RATE) for learner in tried]
+        plain = {"learning_rate": TRIAL_RATE, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+        configs = [learner.config.replace(**plain) for learner in tried]
         copies = [Learner(config, 0, twin, NoPenalty(twin)) for config, twin in zip(configs, twins, strict=True)]
         section = Section(copies, kernels)
         section.begin_task()

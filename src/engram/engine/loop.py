@@ -80,8 +80,10 @@ def train_task(
     position: Position | None = None,
     on_position: OnPosition = _ignore,
 ) -> None:
-    """Minimise Eq. 4 on one task by plain SGD, from the given position."""
+    """Minimise Eq. 4 on one task, from the given position."""
     position = Position() if position is None else position
+    if position.epoch == position.piece == 0:
+        forget_steps(program.learners)
     plan = _EpochPlan.of(batches.sizes(position.task), config.batch_size)
     done = np.cumsum([piece.num_steps * len(plan.trials_of(piece)) for piece in plan.pieces])
     program.begin_task(position.task)
@@ -100,6 +102,13 @@ def train_task(
         position.losses, position.dynamics = [], []
         if position.epoch < config.epochs:
             on_position(False)
+
+
+def forget_steps(learners: Sequence[Learner]) -> None:
+    """Before a task: those optimizers start anew that are reset between tasks."""
+    for learner in learners:
+        if learner.config.reset_optimizer:
+            learner.optimizer_state = {}
 
 
 def check_position(position: Position, learners: Sequence[Learner], batches: Batches, config: Config) -> None:

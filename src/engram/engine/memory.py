@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engram.data.batches import read_inputs
 from engram.engine.learner import Learner
+from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches
 from engram.penalties.quadratic import form_of
 
@@ -59,7 +60,7 @@ class Portion:
 def tensors_per_weight(learner: Learner) -> int:
     """The largest number of tensors, each the size of the weights, that a learner consists of.
 
-    The weights and room for a gradient; for a penalty what it remembers now (SI's path, start and step before),
+    The weights and room for a gradient; what the optimizer remembers; for a penalty what it remembers now (SI's path, start and step before),
     importance and anchor of its terms (EWC has a term for every task), gain and shift, and as much again while those of
     the next task are made.
 
@@ -71,11 +72,12 @@ def tensors_per_weight(learner: Learner) -> int:
         2
     """
     penalty = learner.penalty
+    own = 2 + len(set(Optimizer.of(learner.config).slots) - {"steps"})
     if not penalty.remembers:
-        return 2
+        return own
     form = form_of(penalty)
     terms = 2 * learner.config.num_tasks if form is not None and form.keeps_every_term else 2
-    return 2 + terms + 2 + 2 + len(penalty.state) // len(penalty.parameters)
+    return own + terms + 2 + 2 + len(penalty.state) // len(penalty.parameters)
 
 
 def bytes_of(learner: Learner, inputs: Tensor) -> int:

@@ -37,7 +37,7 @@ from engram.penalties.penalty import check_step
 SAME_TASKS = names_of(agree="run")  # configs with the same values of these learn the same tasks in the same trials
 SAME_STEPS = names_of(agree="stack")  # configs of one stack share the values of these too
 # Numbers that may differ within a section; the size of a model does not depend on them.
-NO_SIZE = [name for name in names_of(agree="free") if SETTINGS[name].type is float]
+NO_SIZE = {name: SETTINGS[name].default or 1.0 for name in names_of(agree="free") if SETTINGS[name].type is float}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Builder:
     def kinds(self) -> list[str]:
         """The labels of configs whose models differ in size or structure, one of each kind."""
         alike = {
-            config.replace(**{name: 1.0 for name in NO_SIZE if getattr(config, name) is not None}): label
+            config.replace(**{n: usual for n, usual in NO_SIZE.items() if getattr(config, n) is not None}): label
             for label, config in reversed(self.configs.items())
         }
         return [label for label in self.configs if label in alike.values()]

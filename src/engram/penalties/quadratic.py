@@ -28,6 +28,7 @@ from engram.penalties.terms import (
     gradient_pull,
     proximal_pull,
     remember,
+    slope_pull,
     state_of,
     terms_of,
 )
@@ -71,7 +72,6 @@ class Quadratic(Penalty):
         return self._terms[1]
 
     # --- the verbs
-
     def loss(self) -> Tensor:
         """λ Σ_k Ω_k (θ_k − θ*_k)², a scalar; zero before the first consolidation.
 
@@ -170,7 +170,7 @@ class Quadratic(Penalty):
 
         Args:
             learning_rate: one for all weights, or each weight's own by its name.
-            step: "proximal" or "gradient".
+            step: "proximal", "gradient", or "slope" for the gradient itself, times the learning rate.
 
         Example:
             >>> pull = penalty.pull(0.01, "gradient")
@@ -179,7 +179,7 @@ class Quadratic(Penalty):
             return None
         asked = (learning_rate, self.strength, step)
         if self._pull is None or self._pull[0] is not self.state or self._pull[1] != asked:
-            make = {"proximal": proximal_pull, "gradient": gradient_pull}[step]
+            make = {"proximal": proximal_pull, "gradient": gradient_pull, "slope": slope_pull}[step]
             rates = (
                 learning_rate if isinstance(learning_rate, Mapping) else dict.fromkeys(self.parameters, learning_rate)
             )

@@ -22,7 +22,7 @@ GainAndShift = tuple[Tensor, Tensor]
 def moved_shift(pull: Pull, name: str, fast: Mapping[str, Callable[[], Tensor]]) -> Tensor:
     """The shift of a weight now. If a trace adds f to the weight, its anchor is θ* − f, which moves with f:
 
-    shift − (1 − gain) f,  for either kind of step, since shift = (1 − gain) θ*.
+    shift − (1 − gain) f,  for either kind of step, since shift = (1 − gain) θ*;  shift − f,  for a slope.
 
     Args:
         pull: of all weights.
@@ -33,7 +33,10 @@ def moved_shift(pull: Pull, name: str, fast: Mapping[str, Callable[[], Tensor]])
         >>> shift = moved_shift(pull, "head.weight", penalty.fast)
     """
     shift = pull.shift[name]
-    return shift if name not in fast else torch.addcmul(shift, pull.gain[name] - 1, fast[name]().detach())
+    if name not in fast:
+        return shift
+    part = fast[name]().detach()
+    return shift - part if pull.is_slope else torch.addcmul(shift, pull.gain[name] - 1, part)
 
 
 def pull_weight(theta: Tensor, gain: Tensor, shift: Tensor) -> None:

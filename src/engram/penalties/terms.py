@@ -29,10 +29,15 @@ class Term:
 
 @dataclass(frozen=True)
 class Pull:
-    """A penalty's part of a step, as an affine map of each weight:  θ ← gain θ + shift."""
+    """A penalty's part of a step, as an affine map of each weight:  θ ← gain θ + shift.
+
+    If `is_slope`, it is the penalty's gradient instead, which an optimizer adds to that of the loss:
+    gain (θ − shift).
+    """
 
     gain: dict[str, Tensor]
     shift: dict[str, Tensor]
+    is_slope: bool = False
 
 
 def terms_of(state: Mapping[str, Tensor]) -> list[Term]:
@@ -176,6 +181,28 @@ def gradient_pull(terms: Sequence[Term], scale: Mapping[str, float]) -> Pull:
         {name: 1 - scale[name] * hold for name, (hold, _) in sums.items()},
         {name: scale[name] * drag for name, (_, drag) in sums.items()},
     )
+
+
+def slope_pull(terms: Sequence[Term], scale: Mapping[str, float]) -> Pull:
+    """The penalty's gradient itself:  s Σ Ω (θ − θ*) = gain (θ − shift),  with s = 2 λ of each weight.
+
+    The shift is the anchors' mean by importance, written so that it is θ* to the last digit where all anchors are the
+    same. At θ* the gradient is then exactly 0, and not a rounding error that Adam would make a whole step of.
+
+    Args:
+        terms: at least one.
+        scale: s of each weight.
+
+    Example:
+        >>> pull = slope_pull(penalty.terms, dict.fromkeys(penalty.parameters, 2 * penalty.strength))
+    """
+    gain, shift = {}, {}
+    for name, last in terms[-1].anchor.items():
+        hold = torch.stack([term.importance[name] for term in terms]).sum(dim=0)
+        apart = torch.stack([term.importance[name] * (term.anchor[name] - last) for term in terms]).sum(dim=0)
+        gain[name] = scale[name] * hold
+        shift[name] = last + torch.where(hold > 0, apart / hold, 0)
+    return Pull(gain, shift, is_slope=True)
 
 
 def _sums_over(terms: Sequence[Term]) -> dict[str, tuple[Tensor, Tensor]]:

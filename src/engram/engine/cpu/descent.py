@@ -1,8 +1,8 @@
-"""One step of one model: plain SGD on Eq. 4, with the gradients of linear layers left as products.
+"""One step of one model on Eq. 4, with the gradients of linear layers left as products.
 
 A linear layer's gradient is a product, g = dᵀ x, of its input and the loss's gradient with respect to its output.
 So θ − lr g is one product that is added to θ in place: the gradient itself, as large as the weights, is never computed
-unless the penalty follows the path of the weights. The penalty's part of the step is an affine map of each weight.
+unless the penalty follows the path of the weights or the optimizer is not plain SGD. The penalty's part of the step is an affine map of each weight.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.engine.inspection import chain_of, has_gradient_hooks
 from engram.engine.learner import Learner
+from engram.engine.weight_step import prepare_state, weight_step
 from engram.nn.classes import mask_logits
 from engram.penalties.per_sample import find_product_layers
 from engram.penalties.quadratic import Quadratic, form_of
-from engram.penalties.step import WeightStep, moved_shift
+from engram.penalties.step import moved_shift
 
 
 class Descent(Protocol):
@@ -65,16 +66,18 @@ class FactoredDescent:
         deferred = {prefix + name for prefix, layer in self.layers.items() for name in ("weight", "bias")}
         self.direct = {n: theta for n, theta in trained.items() if n not in deferred}
         config, penalty = self.learner.config, self.penalty
-        pull = penalty.pull(config.learning_rate, config.penalty_step)
+        self.optimizer = prepare_state(self.learner, trained)
+        pull = self.optimizer.pull_of(penalty, config.penalty_step)
         pulls = {} if pull is None else {name: (pull.gain[name], pull.shift[name]) for name in pull.gain}
         # The anchors of weights that carry a trace move with it: their shift is computed at every step.
         self.moving = {name: pulls[name][1].clone() for name in penalty.fast if name in pulls}
         pulls |= {name: (pulls[name][0], shift) for name, shift in self.moving.items()}
         paths = {} if penalty.path_group is None else penalty.group(penalty.path_group)
-        steps = {
-            name: WeightStep(theta, config.learning_rate, config.penalty_step, pulls.get(name), paths.get(name))
-            for name, theta in trained.items()
-        }
+        steps = {}
+        for name, theta in trained.items():
+            slots = self.optimizer.slots_of(name, self.learner.optimizer_state)
+            of_penalty = (config.penalty_step, pulls.get(name), paths.get(name))
+            steps[name] = weight_step(theta, self.optimizer, slots, *of_penalty)
         self.layer_steps = {prefix: (steps[prefix + "weight"], steps.get(prefix + "bias")) for prefix in self.layers}
         self.direct_steps = [steps[name] for name in self.direct]
 
@@ -128,11 +131,10 @@ class FactoredDescent:
         return loss.detach()
 
     def _move_anchors(self) -> None:
-        config, penalty = self.learner.config, self.penalty
         for name, shift in self.moving.items():
-            pull = penalty.pull(config.learning_rate, config.penalty_step)
+            pull = self.optimizer.pull_of(self.penalty, self.learner.config.penalty_step)
             assert pull is not None
-            shift.copy_(moved_shift(pull, name, penalty.fast))
+            shift.copy_(moved_shift(pull, name, self.penalty.fast))
 
     def _step_layer(self, prefix: str, delta: Tensor | None) -> None:
         weight, bias = self.layer_steps[prefix]
@@ -166,10 +168,15 @@ class ContractDescent:
 
     def __init__(self, learner: Learner):
         self.learner = learner
-        self.optimizer = torch.optim.SGD(learner.model.parameters(), lr=learner.config.learning_rate)
 
     def begin_task(self, classes: Sequence[int]) -> None:
         self.classes = tuple(classes)
+        parameters = dict(self.learner.model.named_parameters())
+        optimizer = prepare_state(self.learner, parameters)
+        self.weight_steps = [
+            weight_step(theta, optimizer, optimizer.slots_of(name, self.learner.optimizer_state), "proximal", None, None)
+            for name, theta in parameters.items()
+        ]
 
     @contextmanager
     def steps(self) -> Iterator[None]:
@@ -181,18 +188,21 @@ class ContractDescent:
         loss = F.cross_entropy(logits, targets)
         if not loss.requires_grad:
             return loss
-        self.optimizer.zero_grad()
-        if learner.config.penalty_step == "gradient":
-            (loss + learner.penalty.loss()).backward()
-            learner.penalty.after_backward()
-            self.optimizer.step()
-        else:
-            loss.backward()
-            learner.penalty.after_backward()
-            self.optimizer.step()
+        learner.model.zero_grad()
+        in_gradient = learner.config.penalty_step == "gradient"
+        (loss + learner.penalty.loss() if in_gradient else loss).backward()
+        learner.penalty.after_backward()
+        self._take_steps()
+        if not in_gradient:
             learner.penalty.proximal_step(learner.config.learning_rate)
         learner.penalty.after_step()
         return loss.detach()
+
+    @torch.no_grad()
+    def _take_steps(self) -> None:
+        for step in self.weight_steps:
+            if step.theta.grad is not None:
+                step.take(step.theta.grad)
 
 
 def factored_layers(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[str]:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
+from engram.engine.gpu.slots import Slots, stack_slots
 from engram.engine.learner import Learner
+from engram.engine.optimizer import Optimizer
+from engram.engine.weight_step import weight_step
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.heads import MatchedSoftmax
 from engram.nn.networks import Network
 from engram.penalties.quadratic import Quadratic, form_of
-from engram.penalties.step import WeightStep
 
 
 class Rows:
@@ -108,21 +110,23 @@ def _stack(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Moving:
-    """The anchors of weights that carry a trace: their shift moves with its fast part f, as shift − (1 − gain) f."""
+    """The anchors of weights that carry a trace: their shift moves with its fast part f, as in `moved_shift`."""
 
     layer: str  # the plastic one, by name
     models: Tensor  # whose, by their rows in the section
     held: Tensor  # and by their rows in `gain` and `shift`
     shift: Tensor  # without the fast part
+    is_slope: bool  # whether gain and shift are the penalty's gradient
 
     def move(self, step: Step, fast: Tensor) -> None:
         """Set the shift for a fast part (models, *shape)."""
-        step.shift.index_copy_(0, self.held, torch.addcmul(self.shift, step.gain[self.held] - 1, fast))
+        moved = self.shift - fast if self.is_slope else torch.addcmul(self.shift, step.gain[self.held] - 1, fast)
+        step.shift.index_copy_(0, self.held, moved)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The step of one named parameter, as in `WeightStep`, for all models of a section.
+    """The step of one named parameter, as in `weight_step`, for all models of a section.
 
     Only the models that need them have rows in `gain` and `shift` (K, *shape) and in `path` (J, *shape); `held` and
     `followed` hold the row of each model, or −1.
@@ -136,6 +140,7 @@ class Step:
     path: Tensor
     followed: Tensor
     moving: Moving | None = None
+    slots: Slots | None = None  # None for plain SGD
 
     def __getitem__(self, rows: slice) -> Step:
         """The step of some of the models."""
@@ -145,6 +150,7 @@ class Step:
             proximal=self.proximal[rows],
             held=self.held[rows],
             followed=self.followed[rows],
+            slots=None if self.slots is None else self.slots[rows],
         )
 
 
@@ -164,7 +170,11 @@ def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
     for row, (held, followed, rate, proximal) in enumerate(zip(*(n.tolist() for n in numbers), strict=True)):
         pull = (step.gain[held], step.shift[held]) if held >= 0 else None
         path = step.path[followed] if followed >= 0 else None
-        WeightStep(theta[row], rate, "proximal" if proximal else "gradient", pull, path).take(gradient[row])
+        optimizer, slots = Optimizer("sgd", rate), {}
+        if step.slots is not None:
+            optimizer, slots = replace(step.slots.optimizers[row], rate=rate), step.slots.of(row)
+        kind = "proximal" if proximal else "gradient"
+        weight_step(theta[row], optimizer, slots, kind, pull, path).take(gradient[row])
 
 
 def steps_of(learners: Sequence[Learner], rows: Rows) -> dict[str, Step]:
@@ -196,7 +206,9 @@ def steps_of(learners: Sequence[Learner], rows: Rows) -> dict[str, Step]:
         for form, own in zip(forms, names, strict=True)
     ]
     steps = {}
-    for name in sorted(set().union(*trained), key=list(parameters).index):
+    in_order = sorted(set().union(*trained), key=list(parameters).index)
+    slots = stack_slots(learners, names, {name: parameters[name] for name in in_order})
+    for name in in_order:
         theta = parameters[name]
         rates = [learner.config.learning_rate * (name in own) for learner, own in zip(learners, trained, strict=True)]
         held = [pull[name] for pull in pulls if name in pull]
@@ -214,7 +226,7 @@ def steps_of(learners: Sequence[Learner], rows: Rows) -> dict[str, Step]:
             path=stacked_path,
             followed=_rows([name in path for path in paths], theta.device),
         )
-        steps[name] = replace(step, moving=_moving(name, learners, step))
+        steps[name] = replace(step, moving=_moving(name, learners, step), slots=slots.get(name))
     for form in forms:
         form.forget_pull()
     return steps
@@ -240,14 +252,16 @@ def _moving(name: str, learners: Sequence[Learner], step: Step) -> Moving | None
         return None
     models = torch.tensor(own, device=step.held.device)
     held = step.held[models].long()
-    return Moving(name.rpartition(".")[0], models, held, step.shift[held].clone())
+    config = learners[own[0]].config  # the kind of step is the same for all whose anchors move
+    is_slope = config.penalty_step == "gradient" and not Optimizer.of(config).plain
+    return Moving(name.rpartition(".")[0], models, held, step.shift[held].clone(), is_slope)
 
 
 def _pulls(
     form: Quadratic, learner: Learner, names: dict[str, str], trained: set[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Gain and shift of each weight that a learner's penalty pulls; a weight that was frozen since stays the same."""
-    pull = form.pull(learner.config.learning_rate, learner.config.penalty_step)
+    pull = Optimizer.of(learner.config).pull_of(form, learner.config.penalty_step)
     if pull is None:
         return {}
     return {names[n]: (gain, pull.shift[n]) for n, gain in pull.gain.items() if names[n] in trained}

@@ -81,6 +81,8 @@ class Section:
         if losses.shape not in self.ones:
             self.ones[losses.shape] = torch.ones_like(losses)
         gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
+        if self.take_step is not take_step:  # which counts by itself
+            self._tick(rows)
         proximal = self.learners[0].config.penalty_step == "proximal"
         if not proximal:  # the gradient's step starts from the weights that the loss was computed with
             self._move_anchors()
@@ -94,6 +96,12 @@ class Section:
                     )  # an unused weight is pulled too
                     self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
         return losses.detach().flatten()
+
+    def _tick(self, rows: slice) -> None:
+        """Count the step, for the kernel of Adam."""
+        slots = next((step.slots for step in self.steps.values()), None)
+        if slots is not None and slots.clock is not None:
+            slots.clock.tick(rows)
 
     @torch.no_grad()
     def _move_anchors(self) -> None:

@@ -82,13 +82,72 @@ def _step(theta, gradient, gain, shift, path, held_of, followed_of, rate_of, pro
     tl.store(theta + model * size + place, new, mask=inside)
 
 
+@triton.jit
+def _optimized_step(
+    theta, gradient, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of, left_of,
+    size, ADAM: tl.constexpr, DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each tensor is read once and written once: θ, g, what the optimizer remembers, and the penalty's part."""
+    model = tl.program_id(1).to(tl.int64)
+    held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
+    rate, proximal = tl.load(rate_of + model), tl.load(proximal_of + model)
+    numbers = numbers_of + 6 * model
+    decay = tl.load(numbers + 1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    own = model * size + place
+    t = tl.load(theta + own, mask=inside)
+    g = tl.load(gradient + own, mask=inside)
+    a = tl.load(gain + held * size + place, mask=inside & (held >= 0), other=0.0)
+    s = tl.load(shift + held * size + place, mask=inside & (held >= 0), other=0.0)
+    # d = g + gain (θ − shift) + decay θ, where the penalty is in the gradient, and the decay too
+    d = g
+    if (held >= 0) & (proximal == 0):
+        d += a * (t - s)
+    if DECOUPLED:
+        new = t * (1 - rate * decay)
+    else:
+        d += decay * t
+        new = t
+    if ADAM:  # m ← m + (1 − β₁)(d − m),  v ← β₂ v + (1 − β₂) d²,  θ ← θ − lr m / (1 − β₁ᵗ) / (√v / √(1 − β₂ᵗ) + ε)
+        m = tl.load(first + own, mask=inside)
+        v = tl.load(second + own, mask=inside)
+        m += tl.load(numbers + 2) * (d - m)
+        v = tl.load(numbers + 3) * v + tl.load(numbers + 4) * d * d
+        left1, left2 = tl.load(left_of + 2 * model), tl.load(left_of + 2 * model + 1)
+        divisor = tl.div_rn(tl.sqrt_rn(v), tl.sqrt_rn(left2)) + tl.load(numbers + 5)
+        new -= tl.div_rn(rate, left1) * tl.div_rn(m, divisor)
+        tl.store(first + own, m, mask=inside)
+        tl.store(second + own, v, mask=inside)
+    elif MOMENTUM:  # v ← μ v + d,  θ ← θ − lr v
+        m = tl.load(numbers) * tl.load(first + own, mask=inside) + d
+        new -= rate * m
+        tl.store(first + own, m, mask=inside)
+    else:
+        new -= rate * d
+    if (held >= 0) & (proximal != 0):
+        new = s + a * new
+    if followed >= 0:
+        where = path + followed * size + place
+        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
+    tl.store(theta + own, new, mask=inside)
+
+
 def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
-    """θ after a step along a gradient (N, *shape), for all models of a stack."""
+    """θ after a step along a gradient (N, *shape), for all models of a stack. Adam's clock has ticked before."""
     size = theta[0].numel()
     block = min(1024, triton.next_power_of_2(size))
-    _step[(triton.cdiv(size, block), len(theta))](
-        theta, gradient.contiguous(), step.gain, step.shift, step.path, step.held, step.followed, step.rate,
-        step.proximal, size, BLOCK=block,
+    grid = (triton.cdiv(size, block), len(theta))
+    pull = (step.gain, step.shift, step.path, step.held, step.followed, step.rate, step.proximal)
+    if step.slots is None:
+        _step[grid](theta, gradient.contiguous(), *pull, size, BLOCK=block)
+        return
+    slots, name = step.slots.tensors, step.slots.optimizers[0].name
+    first, second = slots.get("velocity", slots.get("mean", theta)), slots.get("square", theta)
+    left = step.rate if step.slots.left is None else step.slots.left
+    _optimized_step[grid](
+        theta, gradient.contiguous(), first, second, *pull, step.slots.numbers, left, size,
+        ADAM=name != "sgd", DECOUPLED=name == "adamw", MOMENTUM="velocity" in slots, BLOCK=block,
     )  # fmt: skip
 
 

@@ -1,0 +1,120 @@
+"""The Triton kernel of the optimizers: on a GPU, or in Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from builders import custom_stream
+from engram import preset
+from engram.config.settings import Config
+from engram.data.batches import move_streams
+from engram.engine.build import build_learner, precision_of
+from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu.program import Mapped
+from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
+from engram.engine.learner import Learner
+from engram.engine.loop import run_stream
+from engram.engine.program import Batches
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "decay": {"weight_decay": 0.02},
+    "momentum and decay": {"momentum": 0.8, "weight_decay": 0.02},
+    "adam": {"optimizer": "adam", "learning_rate": 1e-3},
+    "adam and decay": {"optimizer": "adam", "weight_decay": 0.02, "beta1": 0.7},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "beta2": 0.99, "adam_eps": 1e-4},
+}
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    with precision_of("float32"):
+        yield
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("triton")
+    if DEVICE.type == "cpu":  # read when the kernels are first imported
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from engram.engine.gpu.kernels import step
+
+    return step
+
+
+def configs_of(settings: dict[str, Any]) -> list[Config]:
+    """Models of one section: three rates, with and without a penalty, of either kind."""
+    quick = {"epochs": 1, "batch_size": 7, "num_tasks": 2, "trials": 2, "hidden": [9], **settings}
+    kinds = [("finetune", "proximal"), ("si", "proximal"), ("si", "gradient"), ("mas", "gradient")]
+    return [
+        preset("custom", method, **({} if method == "finetune" else {"strength": 10.0})).replace(
+            **{**quick, "learning_rate": quick.get("learning_rate", 0.01) * (1 + place), "penalty_step": kind}
+        )
+        for place, (method, kind) in enumerate(kinds)
+    ]
+
+
+def build(configs: list[Config]) -> tuple[list[Learner], Batches]:
+    stream = custom_stream(num_train=21, more=7, shape=(1, 4, 4))
+    learners = [build_learner(c, t, stream.input_shape, 3, DEVICE, torch.float32) for t in (0, 1) for c in configs]
+    return learners, Batches([0, 1], move_streams([stream] * 2, DEVICE), 0, torch.float32)
+
+
+def steps_for(configs: list[Config]) -> tuple[Rows, dict[str, Step]]:
+    """Models that have consolidated something, and their steps."""
+    learners, _ = build(configs)
+    random = torch.Generator().manual_seed(1)
+    for learner in learners:
+        if learner.config.penalty is not None:
+            found = {n: torch.rand(t.shape, generator=random).to(DEVICE) for n, t in learner.penalty.parameters.items()}
+            learner.penalty.remember(found)  # type: ignore[attr-defined]
+    rows = Rows([learner.model for learner in learners])
+    return rows, steps_of(learners, rows)
+
+
+def tensors_of(theta: Tensor, step: Step) -> dict[str, Tensor]:
+    slots = {} if step.slots is None else step.slots.tensors
+    return {"theta": theta, "path": step.path, **slots}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_kernel_takes_the_steps_of_plain_pytorch(kernels: ModuleType, settings: dict[str, Any]) -> None:
+    """Also where only some of the models take a step, as at the end of an epoch of unequal trials."""
+    configs, random = configs_of(settings), torch.Generator().manual_seed(0)
+    (expected, steps), (found, by_kernel) = steps_for(configs), steps_for(configs)
+    for number in range(6):
+        rows = slice(0, 8) if number % 2 == 0 else slice(4, 8)
+        first = next(iter(by_kernel.values()))
+        if first.slots is not None and first.slots.clock is not None:
+            first.slots.clock.tick(rows)
+        for name, theta in expected.parameters.items():
+            gradient = torch.randn(theta.shape, generator=random).to(DEVICE)
+            take_step(theta[rows], gradient[rows], steps[name][rows])
+            kernels.take_step(found.parameters[name][rows], gradient[rows], by_kernel[name][rows])
+            there = tensors_of(found.parameters[name], by_kernel[name])
+            for key, tensor in tensors_of(theta, steps[name]).items():
+                torch.testing.assert_close(there[key], tensor, rtol=5e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("name", ["momentum and decay", "adam and decay", "adamw"])
+def test_a_stack_with_kernels_is_each_model_alone(kernels: ModuleType, name: str) -> None:
+    configs = configs_of({**SETTINGS[name], "learning_rate": 1e-3, "reset_optimizer": False})
+    together, batches = build(configs)
+    program = Mapped([together], batches, kernels if DEVICE.type == "cuda" else None)
+    program.sections[0].take_step = kernels.take_step  # the other kernels are of no concern here
+    run_stream(program, batches, configs[0])
+    alone, _ = build(configs)
+    run_stream(OneByOne(alone, batches), batches, configs[0])
+    for one, other in zip(together, alone, strict=True):
+        assert list(one.optimizer_state) == list(other.optimizer_state)
+        for key, tensor in {**other.model.state_dict(), **other.optimizer_state}.items():
+            found = {**one.model.state_dict(), **one.optimizer_state}[key]
+            torch.testing.assert_close(found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
