@@ -9,9 +9,10 @@ import pytest
 from builders import refusal
 from engram import preset
 from engram.common.registry import HEADS
+from engram.config.effect import has_effect
 from engram.config.methods import all_datasets, all_methods, baseline_heads, datasets_of, known_methods, parts_of
 from engram.config.presets import title_of
-from engram.config.settings import SETTINGS, Config, has_effect, names_of
+from engram.config.settings import SETTINGS, Config, names_of
 
 AGREE = {
     "run": "benchmark trials first_trial seed dataset num_tasks max_samples imbalance_seed scenario mask_training "

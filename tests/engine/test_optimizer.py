@@ -15,7 +15,8 @@ import engram
 from builders import assert_results_equal, assert_tensors_equal, custom_stream, run_on, small_digits
 from engram import preset
 from engram.common.errors import Stopped
-from engram.config.settings import Config, has_effect
+from engram.config.effect import has_effect
+from engram.config.settings import Config
 from engram.engine.build import build_learner
 from engram.engine.choose import architectures, choose_program
 from engram.engine.cpu.descent import descent_of
@@ -132,7 +133,7 @@ def test_a_run_is_a_plain_loop_with_torch_optim(
 def test_a_weight_at_its_anchor_stays_there_with_adam() -> None:
     """Without a gradient of the loss, the penalty's is exactly 0 there: Adam would make a step of any other."""
     config = config_of("ewc", trials=1, penalty_step="gradient", optimizer="adam")
-    (learner,), batches = build(config)
+    (learner,), _ = build(config)
     learner.model.to(torch.float32)
     learner.penalty = engram.EWC(learner.model, strength=37.0)
     form = learner.penalty
@@ -228,7 +229,10 @@ def test_a_new_state_at_each_task_unless_it_is_kept(settings: dict[str, Any]) ->
         ends[reset] = learner
     slots = Optimizer.of(config).slots
     if "steps" in slots:  # 21 samples, then 28, in batches of 7, two epochs
-        steps = {reset: {float(s) for n, s in end.optimizer_state.items() if "steps." in n} for reset, end in ends.items()}
+        steps = {
+            reset: {float(taken) for name, taken in end.optimizer_state.items() if name.startswith("steps.")}
+            for reset, end in ends.items()
+        }
         assert steps == {True: {8.0}, False: {14.0}}
     weights = [end.model.state_dict()["head.weight"] for end in ends.values()]
     assert torch.equal(*weights) == (not slots), "without a state there is nothing to reset"

@@ -117,4 +117,6 @@ def test_a_stack_with_kernels_is_each_model_alone(kernels: ModuleType, name: str
         assert list(one.optimizer_state) == list(other.optimizer_state)
         for key, tensor in {**other.model.state_dict(), **other.optimizer_state}.items():
             found = {**one.model.state_dict(), **one.optimizer_state}[key]
-            torch.testing.assert_close(found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(
+                found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
+            )

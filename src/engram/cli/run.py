@@ -31,10 +31,11 @@ from engram.cli.options import (
 )
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS
+from engram.config.effect import has_effect
 from engram.config.methods import check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
-from engram.config.settings import Config, has_effect
+from engram.config.settings import Config
 
 if TYPE_CHECKING:
     from engram.cli.terminal import Interruption, RunDisplay

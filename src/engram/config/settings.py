@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError, check_choice, nearest, shortened
-from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.common.registry import BENCHMARKS, HEADS
 from engram.config.methods import CUSTOM, all_datasets, baseline_heads, check_method, datasets_of, parts_of
 from engram.config.rules import (
     BELOW_ONE,
@@ -25,7 +25,6 @@ from engram.config.rules import (
     MAX_TASKS,
     MAX_TRIALS,
     NOT_NEGATIVE,
-    OPTIMIZER_SETTINGS,
     OPTIMIZERS,
     POSITIVE,
     WIDTHS,
@@ -228,41 +227,6 @@ def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple
     """
     chosen = (s for s in SETTINGS.values() if stage in (None, s.stage) and agree in (None, s.agree))
     return tuple(found.name for found in chosen)
-
-
-def has_effect(name: str, config: Config) -> bool:
-    """Whether a setting changes anything for this method and benchmark.
-
-    Registrations name the settings that they use. One that some name matters only to those; another matters to all.
-
-    Example:
-        >>> has_effect("xi", engram.preset("split-mnist", "mas"))
-        False
-    """
-    parts = {
-        "stream": (BENCHMARKS, config.benchmark),
-        "head": (HEADS, config.head),
-        "penalty": (PENALTIES, config.penalty),
-    }
-    if name in OPTIMIZER_SETTINGS:
-        return name in OPTIMIZERS[config.optimizer] and (name != "reset_optimizer" or _keeps_state(config))
-    registry, part = parts.get(SETTINGS[name].stage, (None, None))
-    if name == "baseline_head":
-        return parts_of(config.method).head is None
-    if name == "regularize_alpha" and not config.plastic:
-        return False
-    if registry is None or part == CUSTOM:
-        return True
-    if part is None:
-        return False
-    if name in registry.facts(part).get("settings", {}).values():
-        return True
-    return not any(name in registry.known_facts(other).get("settings", {}).values() for other in registry.names())
-
-
-def _keeps_state(config: Config) -> bool:
-    """Whether the optimizer remembers anything from step to step."""
-    return config.optimizer != "sgd" or config.momentum > 0
 
 
 def from_dict(settings: Mapping[str, Any]) -> Config:

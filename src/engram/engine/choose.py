@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
-from engram.config.settings import SETTINGS, Config, has_effect, names_of
+from engram.config.effect import has_effect
+from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.program import Mapped

@@ -45,7 +45,9 @@ class Learner:
     model: nn.Module
     penalty: Penalty
     outcome: Outcome = field(default_factory=Outcome)
-    optimizer_state: dict[str, Tensor] = field(default_factory=dict)  # see engine/optimizer.py; {} before the first step
+    optimizer_state: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # see engine/optimizer.py; {} before the first step
 
     @property
     def learning(self) -> bool:

@@ -60,9 +60,9 @@ class Portion:
 def tensors_per_weight(learner: Learner) -> int:
     """The largest number of tensors, each the size of the weights, that a learner consists of.
 
-    The weights and room for a gradient; what the optimizer remembers; for a penalty what it remembers now (SI's path, start and step before),
-    importance and anchor of its terms (EWC has a term for every task), gain and shift, and as much again while those of
-    the next task are made.
+    The weights and room for a gradient; what the optimizer remembers; for a penalty what it remembers now (SI's path,
+    start and step before), importance and anchor of its terms (EWC has a term for every task), gain and shift, and as
+    much again while those of the next task are made.
 
     Args:
         learner: before its first task.

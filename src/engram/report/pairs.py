@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from engram.config.effect import has_effect
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import changes_from_preset, scenario_of
-from engram.config.settings import has_effect, names_of
+from engram.config.settings import names_of
 from engram.report.layout import shown
 from engram.runs import metrics
 from engram.runs.metrics import Array, Estimate

@@ -2,7 +2,8 @@
 
 A linear layer's gradient is a product, g = dᵀ x, of its input and the loss's gradient with respect to its output.
 So θ − lr g is one product that is added to θ in place: the gradient itself, as large as the weights, is never computed
-unless the penalty follows the path of the weights or the optimizer is not plain SGD. The penalty's part of the step is an affine map of each weight.
+unless the penalty follows the path of the weights, or the optimizer is not plain SGD. The penalty's part of the step is
+an affine map of each weight.
 """
 
 from __future__ import annotations
@@ -174,7 +175,9 @@ class ContractDescent:
         parameters = dict(self.learner.model.named_parameters())
         optimizer = prepare_state(self.learner, parameters)
         self.weight_steps = [
-            weight_step(theta, optimizer, optimizer.slots_of(name, self.learner.optimizer_state), "proximal", None, None)
+            weight_step(
+                theta, optimizer, optimizer.slots_of(name, self.learner.optimizer_state), "proximal", None, None
+            )
             for name, theta in parameters.items()
         ]
 

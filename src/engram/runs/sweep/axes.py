@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError, check_choice, shortened
+from engram.config.effect import has_effect
 from engram.config.presets import parse_setting
-from engram.config.settings import SETTINGS, Config, as_setting, has_effect, names_of
+from engram.config.settings import SETTINGS, Config, as_setting, names_of
 
 FIXED = ("method", *names_of(agree="run"))  # what all points share
 

@@ -1,0 +1,43 @@
+"""Which settings change anything for a method, a benchmark and an optimizer."""
+
+from __future__ import annotations
+
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.config.methods import CUSTOM, parts_of
+from engram.config.rules import OPTIMIZER_SETTINGS, OPTIMIZERS
+from engram.config.settings import SETTINGS, Config
+
+
+def has_effect(name: str, config: Config) -> bool:
+    """Whether a setting changes anything for this method and benchmark.
+
+    Registrations name the settings that they use. One that some name matters only to those; another matters to all.
+
+    Example:
+        >>> has_effect("xi", engram.preset("split-mnist", "mas"))
+        False
+    """
+    parts = {
+        "stream": (BENCHMARKS, config.benchmark),
+        "head": (HEADS, config.head),
+        "penalty": (PENALTIES, config.penalty),
+    }
+    if name in OPTIMIZER_SETTINGS:
+        return name in OPTIMIZERS[config.optimizer] and (name != "reset_optimizer" or _keeps_state(config))
+    registry, part = parts.get(SETTINGS[name].stage, (None, None))
+    if name == "baseline_head":
+        return parts_of(config.method).head is None
+    if name == "regularize_alpha" and not config.plastic:
+        return False
+    if registry is None or part == CUSTOM:
+        return True
+    if part is None:
+        return False
+    if name in registry.facts(part).get("settings", {}).values():
+        return True
+    return not any(name in registry.known_facts(other).get("settings", {}).values() for other in registry.names())
+
+
+def _keeps_state(config: Config) -> bool:
+    """Whether the optimizer remembers anything from step to step."""
+    return config.optimizer != "sgd" or config.momentum > 0
