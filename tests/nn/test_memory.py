@@ -135,3 +135,8 @@ def test_a_singular_moment_is_refused() -> None:
 def test_a_moment_that_does_not_fit_is_refused_before_it_is_made() -> None:
     with pytest.raises(InputError, match=r"takes 8,000,000,000,000 bytes"):
         memory.check_moment_fits(10**6)
+
+
+def test_the_usual_shrinkage_falls_as_samples_come() -> None:
+    found = [float(memory.usual_shrinkage(1000, torch.tensor(n).double())) for n in (0, 10, 1000, 10_000)]
+    assert found == pytest.approx([1, 1, 0.15, 0.015])

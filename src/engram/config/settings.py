@@ -106,7 +106,7 @@ class Config:
     normalised: bool = setting(default=False, stage="head", agree="section")
     random_features: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
     top_k: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
-    shrinkage: float = setting(FRACTION, default=0.01, stage="head")
+    shrinkage: float | None = setting(FRACTION, default=None, stage="head")  # None: 0.15 features / samples
     learn_features: bool = setting(default=False, stage="head", agree="section")
 
     strength: float | None = setting(POSITIVE, default=None, stage="penalty")  # None for methods without a penalty

@@ -19,6 +19,7 @@ from engram.common.errors import InputError
 SMALLEST_NORM = 1e-12
 UNSEEN = -1e15  # the bias of a class that was never seen: any other class has a larger logit, and its square is finite
 LARGEST_SHARE = 0.5  # the fraction of this machine's memory that one second moment may take
+SHRINKAGE_PER_FEATURE = 0.15  # chosen on validation samples of MNIST and mnist-small, with 2,000 and 5,000 features
 SMALLEST_PIVOT = 1e-13  # of a Cholesky factor, relative to the largest: below it a matrix counts as singular
 
 Reading = tuple[Tensor, Tensor]  # weight (C, k) and bias (C,) of a linear layer
@@ -162,7 +163,7 @@ def read_cosine(mean: Tensor, temperature: float) -> Reading:
     return normalise(mean) / temperature, mean.new_zeros(mean.shape[:-1])
 
 
-def read_lda(mean: Tensor, covariance: Tensor, shrinkage: float) -> Reading:
+def read_lda(mean: Tensor, covariance: Tensor, shrinkage: float | Tensor) -> Reading:
     """Linear discriminant analysis:  z_c = μ_cᵀ Λ ψ − ½ μ_cᵀ Λ μ_c,  Λ = ((1 − ε) Σ + ε (tr Σ / k) I)⁻¹.
 
     The identity is scaled to the variance of the features, so ε means the same whatever their size.
@@ -182,6 +183,20 @@ def read_lda(mean: Tensor, covariance: Tensor, shrinkage: float) -> Reading:
     shrunk.diagonal().add_(shrinkage * size)
     weight = solve(shrunk, mean.mT, "shrinkage").mT
     return weight, -0.5 * (weight * mean).sum(dim=-1)
+
+
+def usual_shrinkage(num_features: int, num_samples: Tensor) -> Tensor:
+    """ε = min(1, 0.15 k / n): a covariance of many features from few samples is mostly noise, and is shrunk more.
+
+    Args:
+        num_features: k.
+        num_samples: n ().
+
+    Example:
+        >>> usual_shrinkage(1000, torch.tensor(5000.0))
+        tensor(0.0300)
+    """
+    return (SHRINKAGE_PER_FEATURE * num_features / num_samples.clamp(min=1)).clamp(max=1)
 
 
 def read_ridge(

@@ -38,7 +38,7 @@ class MemoryHead(Head):
         in_features: number m of features.
         out_features: number C of classes.
         read: "nearest-mean", "lda" or "ridge".
-        shrinkage: ε in [0, 1], of "lda" and "ridge".
+        shrinkage: ε in [0, 1], of "lda" and "ridge"; None for `memory.usual_shrinkage`, which falls as samples come.
         learn_features: whether θ is there, to train the features in front.
         normalised, random_features, top_k: of ψ, as for `Psi`.
     """
@@ -56,7 +56,7 @@ class MemoryHead(Head):
         out_features: int,
         *,
         read: str,
-        shrinkage: float = 0.01,
+        shrinkage: float | None = None,
         learn_features: bool = False,
         normalised: bool = False,
         random_features: int = 0,
@@ -64,7 +64,7 @@ class MemoryHead(Head):
     ):
         super().__init__(in_features, out_features)
         check_choice("read", read, READINGS)
-        if not 0 <= shrinkage <= 1:
+        if shrinkage is not None and not 0 <= shrinkage <= 1:
             raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage}")
         self.read = read
         self.shrinkage = shrinkage
@@ -162,13 +162,15 @@ class MemoryHead(Head):
         mean = memory.class_means(self.count, self.total)
         if self.moment is None:
             return memory.read_nearest_mean(mean)
+        usual = memory.usual_shrinkage(len(self.moment), self.count.sum())
+        shrinkage = usual if self.shrinkage is None else self.shrinkage
         if self.read == "lda":
             covariance = memory.within_class_covariance(self.count, self.total, self.moment)
-            return memory.read_lda(mean, covariance, self.shrinkage)
+            return memory.read_lda(mean, covariance, shrinkage)
         # one-hot targets: Σ ψ yᵀ = Sᵀ, and Σ y = n
         num_samples, total = self.count.sum(), self.total.sum(dim=0)
         spread = (self.moment.diagonal() - total.square() / num_samples).mean()
-        return memory.read_ridge(self.moment, self.total.mT, total, self.count, num_samples, self.shrinkage * spread)
+        return memory.read_ridge(self.moment, self.total.mT, total, self.count, num_samples, shrinkage * spread)
 
     @torch.no_grad()
     def settle(self) -> None:
