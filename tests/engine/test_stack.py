@@ -69,14 +69,20 @@ def streams_of(config: Config) -> list[Stream]:
     return build_streams(config, trials, [data] * (2 if config.benchmark == "vision-mixture" else 1))
 
 
-def build(configs: Sequence[Config], features: Callable[[], nn.Module] | None = None) -> tuple[list[Learner], Batches]:
+def build(
+    configs: Sequence[Config],
+    features: Callable[[], nn.Module] | None = None,
+    head: Callable[[int, int], nn.Module] | None = None,
+) -> tuple[list[Learner], Batches]:
     """Learners in the order of a stack, and what they learn."""
     first = configs[0]
     trials = list(range(first.first_trial, first.first_trial + first.trials))
     found = streams_of(first)
     shape, num_classes = found[0].input_shape, found[0].num_classes
     learners = [
-        build_learner(c, t, shape, num_classes, CPU, torch.float64, Custom(features)) for t in trials for c in configs
+        build_learner(c, t, shape, num_classes, CPU, torch.float64, Custom(features, head))
+        for t in trials
+        for c in configs
     ]
     return learners, Batches(trials, found, first.seed, torch.float64)
 

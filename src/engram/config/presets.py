@@ -57,8 +57,10 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     facts = {"preset": {"dataset": CUSTOM}} if benchmark == CUSTOM else BENCHMARKS.facts(benchmark)
     settings: dict[str, Any] = {"benchmark": benchmark, "method": method, **facts.get("preset", {})}
     head, penalty = parts_of(method)
-    if head is not None and HEADS.facts(head).get("memory"):
-        settings |= MEMORY_ALONE if penalty is None else MEMORY_ON_FEATURES
+    if head is not None:
+        settings |= HEADS.facts(head).get("preset", {})
+        if HEADS.facts(head).get("memory"):
+            settings |= MEMORY_ALONE if penalty is None else MEMORY_ON_FEATURES
     if penalty is not None:
         usual = PENALTIES.facts(penalty).get("strength")  # where the benchmark has none for it
         settings["strength"] = facts.get("strengths", {}).get(penalty, usual)

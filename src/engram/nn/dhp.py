@@ -207,7 +207,8 @@ class DHPSoftmax(nn.Module):
     @property
     def literal(self) -> bool:
         """Whether the trace is written, read and differentiated exactly as in the paper."""
-        return self.trace_gradient and self.trace_scale is None and not self.trace_centred
+        as_written = self.trace_scale is None and type(self).read is DHPSoftmax.read
+        return self.trace_gradient and as_written and not self.trace_centred
 
     def _written(self, hidden: Tensor, target: Tensor, ranks: Ranks | None) -> Tensor:
         """The trace after a batch (Eq. 3), with the options of this layer."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +15,8 @@ from engram.nn.classes import check_range, check_targets, grow_rows
 class Head(nn.Module):
     """An output layer that is called as head(hidden, target).
 
-    A head defines `reset_parameters`, `forward` and `fold`, and `class_rows` if not every tensor has a row per class.
+    A head defines `reset_parameters`, `fold`, and what it computes: `write_then_read` of a training batch and `read`
+    in evaluation. If not every tensor has a row per class, `class_rows` names those that have.
 
     Args:
         in_features: number m of features.
@@ -29,11 +33,14 @@ class Head(nn.Module):
         ...         self.reset_parameters()
         ...     def reset_parameters(self):
         ...         nn.init.ones_(self.weight)
-        ...     def forward(self, hidden, target=None):
+        ...     def read(self, hidden):
         ...         return 2 * hidden @ self.weight.T
+        ...     def write_then_read(self, hidden, target):
+        ...         return self.read(hidden)
     """
 
     plastic_parameters: tuple[str, ...] = ()  # those that no penalty protects
+    sums: tuple[str, ...] = ()  # buffers that stay in double precision, whatever the model is moved to
 
     def __init__(self, in_features: int, out_features: int):
         super().__init__()
@@ -56,6 +63,48 @@ class Head(nn.Module):
             >>> head.grow(12)
         """
         grow_rows(self, out_features)
+
+    @property
+    def plastic_settings(self) -> dict[str, Any]:
+        """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
+        return {}
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        """Logits of hidden activations; in training mode, `target` is needed, and the memory is written."""
+        self._check_hidden(hidden)
+        if not self.training:
+            return self.read(hidden)
+        rows, target = self._checked_rows(hidden, target)
+        if torch.is_autocast_enabled(hidden.device.type):
+            with torch.autocast(hidden.device.type, enabled=False):  # a memory is a sum of small changes
+                logits = self.write_then_read(rows.to(self._dtype), target)
+        else:
+            logits = self.write_then_read(rows, target)
+        return logits.unflatten(0, hidden.shape[:-1])
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """Logits (..., C) of features (..., m), by what is remembered now; changes nothing."""
+        raise NotImplementedError
+
+    def write_then_read(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Logits (B, C) of a training batch (B, m) with class numbers (B,), which is remembered."""
+        raise NotImplementedError
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The type that the head computes in."""
+        named = (*self.named_parameters(), *self.named_buffers())
+        return next(t.dtype for name, t in named if t.is_floating_point() and name not in self.sums)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Sums stay in double precision when the model is moved to another type."""
+        sums = {name: getattr(self, name) for name in self.sums}
+        super()._apply(fn, recurse)
+        for name, before in sums.items():
+            if before is not None:
+                now = getattr(self, name)
+                setattr(self, name, now if now.dtype == torch.float64 else before.to(now.device))
+        return self
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"

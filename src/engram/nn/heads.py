@@ -1,4 +1,4 @@
-"""The heads that the DHP Softmax is compared with. Each takes the targets too, and ignores them."""
+"""Heads by name; those that the DHP Softmax is compared with, which ignore the targets; and two of its forms."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.nn.classes import grow_rows
+from engram.nn.dhp import DHPSoftmax
 from engram.nn.modules import as_linear
 
 
@@ -26,7 +27,7 @@ def list(pattern: str = "*") -> builtins.list[str]:
 
     Example:
         >>> engram.heads.list("d*")
-        ['dhp']
+        ['dhp', 'dhp-uniform']
     """
     return sorted(name for name in HEADS.names() if fnmatchcase(name, pattern))
 
@@ -182,3 +183,63 @@ class MatchedSoftmax(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}"
+
+
+@HEADS.register(
+    "dhp-uniform",
+    listed=False,
+    settings={
+        "eta": "eta",
+        "eta_range": "eta_range",
+        "alpha_init": "alpha_init",
+        "learn_eta": "learn_eta",
+        "trace_gradient": "trace_gradient",
+        "trace_scale": "trace_scale",
+        "trace_centred": "trace_centred",
+    },
+)
+def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoftmax:
+    """The DHP Softmax with one plasticity coefficient that all synapses share:  z = (θ + α Hebb) h,  α ().
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        settings: those of `DHPSoftmax`, without `alpha`.
+
+    Example:
+        >>> head = engram.heads.create("dhp-uniform", 512, 10)
+    """
+    return DHPSoftmax(in_features, out_features, alpha="uniform", **settings)
+
+
+@HEADS.register("steady", listed=False, settings={"alpha": "alpha"}, preset={"protect": "in-force"})
+def steady(
+    in_features: int,
+    out_features: int,
+    *,
+    eta: float = 1e-4,
+    alpha: str = "synapse",
+    alpha_init: float = 0.1,
+    trace_scale: float = 2.0,
+) -> DHPSoftmax:
+    """The steady trace: the form of the DHP Softmax in which it helps, with a penalty that protects what is in force.
+
+        z = (θ + α s Hebb / rms(Hebb_c)) h        Hebb_c ← (1 − η) Hebb_c + η (h̃_c − mean over classes of h̃)
+
+    η is not learned, and no gradient flows through what a batch writes.
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        eta: η, fixed.
+        alpha: "synapse" or "uniform".
+        alpha_init: α starts at alpha_init · U(0, 1).
+        trace_scale: s, the root mean square at which the trace of each class is read.
+
+    Example:
+        >>> head = engram.heads.create("steady", 512, 10)
+    """
+    form = {"learn_eta": False, "trace_gradient": False, "trace_centred": True}
+    return DHPSoftmax(
+        in_features, out_features, eta=eta, alpha=alpha, alpha_init=alpha_init, trace_scale=trace_scale, **form
+    )

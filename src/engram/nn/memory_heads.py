@@ -8,7 +8,6 @@ All three read the same sums. They forget nothing, need one pass, and give the s
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from engram.nn import memory
 from engram.nn.distributed import add_over_ranks, ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear
-from engram.nn.psi import Psi
+from engram.nn.psi import Psi, Readout
 
 
 class MemoryHead(Head):
@@ -43,6 +42,7 @@ class MemoryHead(Head):
         normalised, random_features, top_k: of ψ, as for `Psi`.
     """
 
+    sums = ("count", "total", "moment")
     count: Tensor  # n (C,)
     total: Tensor  # S (C, k)
     moment: Tensor | None  # G (k, k)
@@ -96,16 +96,6 @@ class MemoryHead(Head):
             if getattr(self, name) is not None:
                 getattr(self, name).zero_()
         self.read_bias.fill_(memory.UNSEEN)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Sums stay in double precision when the model is moved to another type."""
-        sums = {name: getattr(self, name) for name in ("count", "total", "moment")}
-        super()._apply(fn, recurse)
-        for name, before in sums.items():
-            if before is not None:
-                now = getattr(self, name)
-                setattr(self, name, now if now.dtype == torch.float64 else before.to(now.device))
-        return self
 
     # --- writing
 
@@ -203,7 +193,7 @@ class MemoryHead(Head):
         """
         self._settle_if_needed()
         linear = as_linear(self.read_weight, self.read_bias)
-        return linear if self.psi.is_identity else nn.Sequential(copy.deepcopy(self.psi), linear)
+        return linear if self.psi.is_identity else Readout(copy.deepcopy(self.psi), linear)
 
     @property
     def plastic_settings(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def fast_parts(model: nn.Module, slow: Mapping[str, Tensor]) -> dict[str, Callab
     for name, module in model.named_modules():
         weight = f"{name}.weight".removeprefix(".")
         fast_part = getattr(module, "fast_part", None)
-        if weight in slow and getattr(module, "plastic_parameters", None) and callable(fast_part):
+        if weight in slow and hasattr(module, "plastic_parameters") and callable(fast_part):
             found[weight] = fast_part
     return found
 

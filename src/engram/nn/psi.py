@@ -45,3 +45,24 @@ class Psi(nn.Module):
         hidden = memory.normalise(hidden) if self.normalised else hidden
         hidden = hidden if self.projection is None else memory.random_relu(hidden, self.projection)
         return memory.top_k(hidden, self.top_k) if self.top_k else hidden
+
+
+class Readout(nn.Module):
+    """What a head with a ψ folds to: ψ, then a linear layer. It accepts a target, as the head did, and ignores it.
+
+    Args:
+        psi: from features to what is used of them.
+        linear: from there to logits.
+
+    Example:
+        >>> Readout(Psi(4, top_k=2), nn.Linear(4, 3))(torch.rand(2, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, psi: nn.Module, linear: nn.Linear):
+        super().__init__()
+        self.psi = psi
+        self.linear = linear
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        return self.linear(self.psi(hidden))

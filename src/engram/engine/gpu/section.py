@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,10 +108,20 @@ class Section:
         """The fast parts of weights that carry a trace, at its current value."""
         for step in self.steps.values():
             if step.moving is not None:
-                layer = cast(DHPSoftmax, self.still.get_submodule(step.moving.layer))
-                alpha = self.rows.parameters[f"{step.moving.layer}.alpha"][step.moving.models]
-                hebb = self.rows.buffers[f"{step.moving.layer}.hebb"][step.moving.models]
-                step.moving.move(step, layer.fast_part_of(alpha, hebb))
+                step.moving.move(step, self._fast_parts(step.moving.layer, step.moving.models))
+
+    def _fast_parts(self, name: str, models: Tensor) -> Tensor:
+        """What the layer of this name adds to its slow weights, in each of these models: (models, *shape)."""
+        layer = self.still.get_submodule(name)
+        tensors = {**self.rows.parameters, **self.rows.buffers}
+        own = {n.removeprefix(f"{name}."): t.detach()[models] for n, t in tensors.items() if n.startswith(f"{name}.")}
+        if type(layer) is DHPSoftmax:  # elementwise, so it needs no mapping
+            return layer.fast_part_of(own["alpha"], own["hebb"])
+
+        def fast_part(own: dict[str, Tensor]) -> Tensor:
+            return functional_call(Called(layer, lambda head: head.fast_part()), own, ())
+
+        return vmap(fast_part)({f"model.{n}": tensor for n, tensor in own.items()})
 
     @torch.no_grad()
     def logits(self, inputs: Tensor, shared: bool) -> Tensor:

@@ -1,0 +1,68 @@
+"""Every head in a stack is each alone; and heads with state of their own under in-force protection."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_stack import assert_close, build, compare, config_of, stacked, train
+from torch import Tensor
+
+import engram
+from engram.engine.cpu.program import OneByOne
+
+QUICK = {"num_tasks": 2, "trials": 2}
+
+
+def methods_of(head: str) -> list[str]:
+    return [head, f"{head}+si", f"{head}+online-ewc"]
+
+
+@pytest.mark.parametrize("head", engram.heads.list())
+@pytest.mark.parametrize("protect", ["slow", "in-force"])
+def test_a_stack_is_each_alone(head: str, protect: str) -> None:
+    configs = [config_of("split", method, protect=protect, **QUICK) for method in methods_of(head)]
+    slow = [config for config in configs if config.network != "none"]
+    for group in (slow, [config.replace(random_features=9) for config in configs if config not in slow]):
+        if group:
+            compare(group)
+
+
+@pytest.mark.parametrize("head", ["hebbian-softmax", "neuromodulated", "cope"])
+def test_a_stack_is_each_alone_on_streams_of_unequal_length(head: str) -> None:
+    compare([config_of("imbalanced", method) for method in (head, f"{head}+mas")])
+
+
+class RunningSize(engram.DHPSoftmax):
+    """A trace that is read relative to a running root mean square of the activations: state of its own."""
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features, alpha_init=0.5, trace_gradient=False, learn_eta=False, eta=0.1)
+        self.register_buffer("size", torch.ones(()))
+
+    def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                now = hidden.detach().square().mean().sqrt()
+                self.size.copy_(0.9 * self.size + 0.1 * now)
+        return super().forward(hidden, target)
+
+    def read(self, hebb: Tensor) -> Tensor:
+        return hebb / self.size
+
+
+@pytest.mark.parametrize("step", ["proximal", "gradient"])
+def test_a_custom_head_with_state_of_its_own_is_protected_in_force(step: str) -> None:
+    configs = [
+        config_of("split", method, protect="in-force", penalty_step=step, strength=strength, learning_rate=rate)
+        for method, strength, rate in (("dhp+mas", 0.5, 0.05), ("dhp+online-ewc", 2.0, 0.2))
+    ]
+    found = []
+    for kind in ("stack", "one by one"):
+        learners, batches = build(configs, head=RunningSize)
+        program = stacked(learners, batches) if kind == "stack" else OneByOne(learners, batches)
+        train(program, batches)
+        found.append(learners)
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other)
+    sizes = {float(learner.model.head.size) for learner in found[0]}
+    assert len(sizes) == len(found[0]), "each has its own"
