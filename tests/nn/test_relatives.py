@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import engram
 from engram import InputError
+from engram.config.presets import STEADY
 from engram.nn import writing
 from engram.nn.modulated import Neuromodulated, Retroactive
 from engram.nn.prototypes import CoPE
@@ -81,7 +82,9 @@ def test_a_modulator_is_a_tanh_of_the_features() -> None:
 
 def test_hebbian_softmax() -> None:
     head = HebbianSoftmax(M, C, slowest_rate=0.2, rare_until=12).double()
-    theta, count, pending = head.weight.detach().clone(), [0] * C, {}
+    theta, count = head.weight.detach().clone(), [0] * C
+    pending: dict[int, Tensor] = {}
+    pending_count: dict[int, int] = {}
     for hidden, target in batches():
         for c, mean in pending.items():  # after the step of the last batch
             rate = max(pending_count[c] / count[c], 0.2) if count[c] < 12 else 0.0
@@ -179,8 +182,8 @@ def test_cope() -> None:
         found = hidden.clone().requires_grad_()
         logits = head(found, target)
         torch.testing.assert_close(logits, expected, rtol=1e-12, atol=1e-14)
-        for own, z in ((leaf, expected), (found, logits)):
-            F.cross_entropy(z, target).backward() if z.requires_grad else None
+        for z in (expected, logits):
+            F.cross_entropy(z, target).backward()
         if leaf.grad is not None:
             torch.testing.assert_close(found.grad, leaf.grad, rtol=1e-11, atol=1e-14)
         pending = means(psi.detach(), target)
@@ -193,7 +196,7 @@ def test_two_names_are_forms_of_the_dhp_softmax() -> None:
     torch.manual_seed(0)
     steady = engram.heads.create("steady", M, C)
     torch.manual_seed(0)
-    form = {k: v for k, v in engram.config.presets.STEADY.items() if k != "protect"}
+    form = {k: v for k, v in STEADY.items() if k != "protect"}
     other = engram.DHPSoftmax(M, C, **form)
     for hidden, target in batches():
         assert torch.equal(steady(hidden.float(), target), other(hidden.float(), target))
