@@ -21,7 +21,7 @@ AGREE = {
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
     "trace_centred baseline_head head_bias normalised random_features top_k learn_features optimizer momentum",
     "free": "method initialisation eta alpha_init learn_eta baseline_trace shrinkage strength penalty_step "
-    "regularize_alpha protect gamma fisher_labels xi learning_rate weight_decay beta1 beta2 adam_eps reset_optimizer",
+    "regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 beta2 adam_eps reset_optimizer",
 }
 STAGES = {
     "method": "method",
@@ -30,7 +30,7 @@ STAGES = {
     "features": "network hidden leaky_slope input_mean input_std initialisation",
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
     "baseline_trace head_bias normalised random_features top_k shrinkage learn_features",
-    "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi",
+    "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi temperature",
     "training": "mask_training epochs batch_size learning_rate optimizer momentum weight_decay beta1 beta2 adam_eps "
     "reset_optimizer",
 }
@@ -86,6 +86,7 @@ def test_defaults_obey_their_rules() -> None:
         ("protect", {"si", "ewc", "dhp+si", "dhp+ewc"}),
         ("regularize_alpha", {"dhp+si", "dhp+ewc"}),
         ("xi", {"si", "dhp+si"}),
+        ("temperature", {"si", "ewc", "dhp+si", "dhp+ewc"}),
         ("fisher_labels", {"ewc", "dhp+ewc"}),
         ("gamma", set()),
         ("learning_rate", {"finetune", "dhp", "si", "ewc", "dhp+si", "dhp+ewc"}),

@@ -13,16 +13,20 @@ from engram.common.registry import PENALTIES
 from engram.nn.classes import check_targets, mask_logits
 from engram.nn.distributed import rank_of, ranks_of
 from engram.nn.modules import frozen
-from engram.penalties.importance import mean_per_sample, unpack
+from engram.penalties.importance import check_temperature, mean_per_sample, unpack
 from engram.penalties.quadratic import Quadratic
 from engram.penalties.terms import Batches, Classes, Settings, Weights
 
 
-@PENALTIES.register("ewc", settings={"labels": "fisher_labels"}, draws="fisher")
+@PENALTIES.register("ewc", settings={"labels": "fisher_labels", "temperature": "temperature"}, draws="fisher")
 class EWC(Quadratic):
     """EWC (Kirkpatrick et al. 2017), with its own term for every task.
 
     Ω_k = mean over samples of (∂ log p(y | x) / ∂θ_k)²        loss = λ Σ_tasks Σ_k Ω_k (θ_k − θ*_k)²
+
+    p(y | x) = softmax(z / T)_y, with the logits z and the temperature T, usually 1. The better a task is fitted, the
+    smaller are its gradients, and at T = 1 its importances fade. A large T prevents that (Bricken et al. 2023, who
+    multiply z by β = 1/T = 0.005). Ω then has a factor 1/T², so that λ must be larger. T has no effect on training.
 
     Each sample's gradient is squared before the mean. The square of a batch's mean gradient is another,
     smaller quantity, for which published strengths do not hold.
@@ -32,6 +36,7 @@ class EWC(Quadratic):
     Args:
         labels: whose y. "true": the data's (the empirical Fisher); "sampled": one drawn from the model's own
             p(y | x); "exact": the expectation over all classes under p(y | x).
+        temperature: T > 0, by which the logits are divided in the importance pass.
         seed: for the draws of "sampled".
 
     Example:
@@ -47,12 +52,14 @@ class EWC(Quadratic):
         *,
         strength: float,
         labels: str = "true",
+        temperature: float = 1.0,
         seed: int = 0,
         regularize_alpha: bool = False,
         protect: str = "slow",
     ):
         super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
         check_choice("labels", labels, ("true", "sampled", "exact"))
+        self.temperature = check_temperature(temperature)
         self.labels = labels
         self.seed = seed
 
@@ -69,8 +76,11 @@ class EWC(Quadratic):
         """The diagonal of the Fisher information of the weights as they are now."""
         random = torch.Generator().manual_seed(settings["seed"] + rank_of(ranks_of(model)))  # each rank its own draws
 
+        def tempered(outputs: Tensor) -> Tensor:
+            return mask_logits(outputs / settings["temperature"], classes)
+
         def log_likelihood(outputs: Tensor, label: Tensor, weight: Tensor) -> Tensor:
-            log_p = mask_logits(outputs, classes).log_softmax(dim=1)
+            log_p = tempered(outputs).log_softmax(dim=1)
             return weight * log_p.gather(1, label[:, None])[:, 0]
 
         def labelled(inputs: Tensor, targets: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -78,7 +88,7 @@ class EWC(Quadratic):
             if settings["labels"] == "true":
                 yield torch.as_tensor(targets).long(), torch.ones(len(inputs), device=inputs.device)
                 return
-            p = mask_logits(model(inputs), classes).softmax(dim=1)
+            p = tempered(model(inputs)).softmax(dim=1)
             if settings["labels"] == "sampled":
                 drawn = torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
                 yield drawn, torch.ones_like(p[:, 0])
@@ -112,7 +122,9 @@ class EWC(Quadratic):
             raise InputError(f"the label {min(stray)} is not among the classes {', '.join(map(str, own))}")
 
 
-@PENALTIES.register("online-ewc", settings={"labels": "fisher_labels", "gamma": "gamma"}, draws="fisher")
+@PENALTIES.register(
+    "online-ewc", settings={"labels": "fisher_labels", "temperature": "temperature", "gamma": "gamma"}, draws="fisher"
+)
 class OnlineEWC(EWC):
     """Online EWC (Schwarz et al. 2018): one term for all tasks, so that its cost does not grow with them.
 
@@ -137,12 +149,19 @@ class OnlineEWC(EWC):
         strength: float,
         gamma: float = 1.0,
         labels: str = "true",
+        temperature: float = 1.0,
         seed: int = 0,
         regularize_alpha: bool = False,
         protect: str = "slow",
     ):
         super().__init__(
-            model, strength=strength, labels=labels, seed=seed, regularize_alpha=regularize_alpha, protect=protect
+            model,
+            strength=strength,
+            labels=labels,
+            temperature=temperature,
+            seed=seed,
+            regularize_alpha=regularize_alpha,
+            protect=protect,
         )
         if not 0 <= gamma <= 1:
             raise InputError(f"gamma must lie in [0, 1], not {gamma}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -63,6 +64,21 @@ def mean_per_sample(
     if num_samples == 0:
         raise InputError("there are no samples to compute importances from: batches is empty")
     return {name: value / num_samples for name, value in total.items()}
+
+
+def check_temperature(temperature: float) -> float:
+    """Return the temperature of an importance pass if it is a positive number; refuse it otherwise.
+
+    Args:
+        temperature: T, by which logits are divided.
+
+    Example:
+        >>> check_temperature(200)
+        200.0
+    """
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise InputError(f"temperature must be a positive number, not {temperature}")
+    return float(temperature)
 
 
 def unpack(batch: Any) -> tuple[Tensor, Tensor | None]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError, check_choice
 from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
-from engram.penalties.terms import Batches, Classes, State
+from engram.penalties.terms import Batches, Classes, State, with_rows
 
 VERBS = ("loss", "proximal_step", "after_backward", "after_step", "consolidate")
 
@@ -103,6 +103,15 @@ class Penalty(ABC):
             learning_rate: a number, or the optimizer: each weight then has the rate of its parameter group.
         """
         raise InputError(f"{type(self).__name__} has no proximal step: add penalty.loss() to the loss instead")
+
+    def before_backward(self, logits: Tensor, targets: Tensor, scale: float = 1.0) -> None:  # noqa: B027
+        """Call before backward() where a penalty reads the logits. Only SI with a temperature does.
+
+        Args:
+            logits: (B, C), those that the loss is computed from.
+            targets: (B,).
+            scale: the factor of this batch in the loss.
+        """
 
     def after_backward(self, scale: float = 1.0) -> None:  # noqa: B027 - most penalties need nothing here
         """Call directly after backward(), where gradients are then clipped or unscaled. Only SI reads them.
@@ -268,23 +277,6 @@ def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None
                 f"a penalty can follow layers that grew, but {name!r} has shape {tuple(theta.shape)}, "
                 f"and had {tuple(then.shape)}"
             )
-
-
-def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> State:
-    """The new tensors with the old ones as their first rows; an old one without a new one stays.
-
-    Args:
-        old: tensors by name.
-        new: tensors of the same names, with as many rows or more.
-
-    Example:
-        >>> with_rows({"a": torch.ones(1)}, {"a": torch.zeros(2)})
-        {'a': tensor([1., 0.])}
-    """
-    larger = {key: tensor.detach().clone() for key, tensor in {**old, **new}.items()}
-    for key, tensor in old.items():
-        (larger[key][: len(tensor)] if tensor.ndim else larger[key]).copy_(tensor)
-    return larger
 
 
 def _fit(key: str, tensor: Tensor | None, like: Tensor) -> Tensor:

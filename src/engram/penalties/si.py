@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.nn.distributed import ranks_of, take_from_first_rank
 from engram.penalties.gradients import Gradients
+from engram.penalties.importance import check_temperature
 from engram.penalties.quadratic import Quadratic
 from engram.penalties.step import add_to_path
 from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient
@@ -20,12 +22,16 @@ from engram.penalties.terms import Batches, Classes, Settings, State, Weights, g
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
 
-@PENALTIES.register("si", settings={"xi": "xi"})
+@PENALTIES.register("si", settings={"xi": "xi", "temperature": "temperature"})
 class SI(Quadratic):
     """SI (Zenke et al. 2017). `strength` is its c; importance is summed while a task is learned.
 
     path_k ← path_k − g_k Δθ_k            after each step, g the gradient of the task's loss alone
     Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
+
+    With a temperature T, g is the gradient of the loss of z / T, where z are the logits (Bricken et al. 2023, with
+    β = 1/T); Δθ is still the step that the plain loss led to. So the path does not end when the loss is near 0. g then
+    takes a backward pass of its own: call `before_backward` in a custom loop. In a run, such models train one by one.
 
     Four traps are avoided here. The penalty's own gradient is not part of g: where `loss()` went into the
     backward pass, it is taken out again. Nor is g what clipping or a GradScaler makes of the gradient: where
@@ -37,6 +43,7 @@ class SI(Quadratic):
 
     Args:
         xi: ξ > 0, which keeps the importance of weights that hardly moved finite.
+        temperature: T > 0, by which the logits are divided for g.
 
     Example:
         >>> penalty = engram.SI(model, strength=0.1)
@@ -53,6 +60,7 @@ class SI(Quadratic):
         *,
         strength: float,
         xi: float = 0.1,
+        temperature: float = 1.0,
         regularize_alpha: bool = False,
         protect: str = "slow",
     ):
@@ -60,6 +68,7 @@ class SI(Quadratic):
         if not (math.isfinite(xi) and xi > 0):
             raise InputError(f"xi must be a positive number, not {xi}")
         self.xi = xi
+        self.temperature = check_temperature(temperature)
         self.task_gradient: dict[str, Tensor] = {}  # g, where it was taken before the gradient was changed
         self.gradients = Gradients()  # what is known of .grad
         self.trusted_scale: float | None = None  # the last that was found to be right
@@ -113,7 +122,36 @@ class SI(Quadratic):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "gradients": Gradients()}  # a copy has other weights, whose gradients are not watched
 
+    @property
+    def custom_verbs(self) -> tuple[str, ...]:
+        """With a temperature, g is not the gradient that an engine steps along: it must call the verbs."""
+        return super().custom_verbs if self.temperature == 1 else ("after_step",)
+
     # --- in a custom loop
+
+    def before_backward(self, logits: Tensor, targets: Tensor, scale: float = 1.0) -> None:
+        """With a temperature, take g from the loss of logits / T. Call it before backward(), which needs their graph.
+
+        Args:
+            logits: (B, C), those that the loss is computed from.
+            targets: (B,).
+            scale: the factor of this batch in the loss, where several batches make one step.
+
+        Example:
+            >>> logits = model(inputs)
+            >>> penalty.before_backward(logits, targets)
+            >>> cross_entropy(logits, targets).backward()
+        """
+        if self.temperature == 1:
+            return
+        if ranks_of(self.model) is not None:
+            raise InputError("SI with a temperature follows one model in one process, not DistributedDataParallel")
+        trained = {name: theta for name, theta in self.parameters.items() if theta.requires_grad}
+        loss = scale * F.cross_entropy(logits / self.temperature, targets)
+        found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+        for name, g in zip(trained, found, strict=True):
+            if g is not None:
+                self.task_gradient[name] = self.task_gradient[name] + g if name in self.task_gradient else g
 
     @torch.no_grad()
     def after_backward(self, scale: float = 1.0) -> None:
@@ -129,6 +167,8 @@ class SI(Quadratic):
         """
         if not (math.isfinite(scale) and scale > 0):
             raise InputError(f"the scale of the loss must be a positive number, not {scale}")
+        if self.temperature != 1:  # g was taken before
+            return
         if scale != self.trusted_scale:  # not each time, since it makes a GPU wait
             self._refuse_forgotten(scale)
         self._refuse_changed("SI.after_backward() must come directly after backward(), before unscale_() and clipping")
@@ -153,6 +193,8 @@ class SI(Quadratic):
                 "the weights moved between two backward passes of one step, so SI cannot follow their path: "
                 "call after_step() after every step, and use another optimizer than LBFGS"
             )
+        if self.temperature != 1 and not self.task_gradient:
+            raise InputError("SI with a temperature needs logits: call before_backward(logits, targets) at each step")
         if not self.task_gradient:
             self._refuse_changed(
                 "the gradients were changed after backward(), by clipping, a GradScaler or the optimizer itself: "

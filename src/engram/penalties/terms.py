@@ -232,3 +232,20 @@ def check_finite(importance: dict[str, Tensor]) -> dict[str, Tensor]:
                 f"the importance of {name!r} is NaN or infinite: the samples or the weights are not finite"
             )
     return importance
+
+
+def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> State:
+    """The new tensors with the old ones as their first rows; an old one without a new one stays.
+
+    Args:
+        old: tensors by name.
+        new: tensors of the same names, with as many rows or more.
+
+    Example:
+        >>> with_rows({"a": torch.ones(1)}, {"a": torch.zeros(2)})
+        {'a': tensor([1., 0.])}
+    """
+    larger = {key: tensor.detach().clone() for key, tensor in {**old, **new}.items()}
+    for key, tensor in old.items():
+        (larger[key][: len(tensor)] if tensor.ndim else larger[key]).copy_(tensor)
+    return larger

@@ -192,6 +192,7 @@ class ContractDescent:
         if not loss.requires_grad:
             return loss
         learner.model.zero_grad()
+        learner.penalty.before_backward(logits, targets)
         in_gradient = learner.config.penalty_step == "gradient"
         (loss + learner.penalty.loss() if in_gradient else loss).backward()
         learner.penalty.after_backward()
