@@ -21,7 +21,8 @@ AGREE = {
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
     "trace_centred baseline_head head_bias normalised random_features top_k learn_features optimizer momentum",
     "free": "method initialisation eta alpha_init learn_eta baseline_trace shrinkage strength penalty_step "
-    "regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 beta2 adam_eps reset_optimizer",
+    "regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 beta2 adam_eps "
+    "reset_optimizer",
 }
 STAGES = {
     "method": "method",
