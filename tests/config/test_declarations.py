@@ -19,7 +19,9 @@ AGREE = {
     "examine",
     "stack": "epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
-    "trace_centred baseline_head head_bias normalised random_features top_k learn_features optimizer momentum",
+    "trace_centred baseline_head head_bias normalised random_features top_k learn_features "
+    "memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
+    "der_beta generator_hidden generator_latent generator_labels joint_start joint_steps optimizer momentum",
     "free": "method initialisation eta alpha_init learn_eta baseline_trace shrinkage strength penalty_step "
     "regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 beta2 adam_eps "
     "reset_optimizer",
@@ -32,6 +34,8 @@ STAGES = {
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
     "baseline_trace head_bias normalised random_features top_k shrinkage learn_features",
     "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi temperature",
+    "rehearsal": "memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
+    "der_beta generator_hidden generator_latent generator_labels joint_start joint_steps",
     "training": "mask_training epochs batch_size learning_rate optimizer momentum weight_decay beta1 beta2 adam_eps "
     "reset_optimizer",
 }
@@ -81,8 +85,8 @@ def test_defaults_obey_their_rules() -> None:
     [
         ("eta", {"dhp", "dhp+si", "dhp+ewc"}),
         ("trace_scale", {"dhp", "dhp+si", "dhp+ewc"}),
-        ("baseline_head", {"finetune", "si", "ewc"}),
-        ("baseline_trace", {"finetune", "si", "ewc"}),
+        ("baseline_head", {"finetune", "si", "ewc", "replay"}),
+        ("baseline_trace", {"finetune", "si", "ewc", "replay"}),
         ("strength", {"si", "ewc", "dhp+si", "dhp+ewc"}),
         ("protect", {"si", "ewc", "dhp+si", "dhp+ewc"}),
         ("regularize_alpha", {"dhp+si", "dhp+ewc"}),
@@ -90,11 +94,13 @@ def test_defaults_obey_their_rules() -> None:
         ("temperature", {"si", "ewc", "dhp+si", "dhp+ewc"}),
         ("fisher_labels", {"ewc", "dhp+ewc"}),
         ("gamma", set()),
-        ("learning_rate", {"finetune", "dhp", "si", "ewc", "dhp+si", "dhp+ewc"}),
+        ("memory_size", {"replay"}),
+        ("joint_start", set()),
+        ("learning_rate", {"finetune", "dhp", "si", "ewc", "dhp+si", "dhp+ewc", "replay"}),
     ],
 )
 def test_settings_have_an_effect_on_methods_that_use_them(name: str, methods: set[str]) -> None:
-    tried = ("finetune", "dhp", "si", "ewc", "dhp+si", "dhp+ewc")
+    tried = ("finetune", "dhp", "si", "ewc", "dhp+si", "dhp+ewc", "replay")
     assert {method for method in tried if has_effect(name, preset("split-mnist", method))} == methods
 
 
@@ -108,11 +114,13 @@ def test_only_one_benchmark_is_imbalanced() -> None:
     assert has_effect("num_tasks", preset("custom", "dhp"))
 
 
-def test_methods_are_made_of_a_head_and_a_penalty() -> None:
-    assert parts_of("finetune") == (None, None)
-    assert parts_of("dhp") == ("dhp", None)
-    assert parts_of("online-ewc") == (None, "online-ewc")
-    assert parts_of("dhp+online-ewc") == ("dhp", "online-ewc")
+def test_methods_are_made_of_a_head_and_a_penalty_or_a_rehearsal() -> None:
+    assert parts_of("finetune") == (None, None, None)
+    assert parts_of("dhp") == ("dhp", None, None)
+    assert parts_of("online-ewc") == (None, "online-ewc", None)
+    assert parts_of("dhp+online-ewc") == ("dhp", "online-ewc", None)
+    assert parts_of("der++") == (None, None, "der++")
+    assert parts_of("matched+der++") == ("matched", None, "der++")
     assert not {"matched", "linear", "matched+si", "slda"} & set(all_methods())
     assert set(baseline_heads()) == {"matched", "linear"}
     assert {*HEADS.names(), "matched+si", "slda+mas"} < set(known_methods())

@@ -1,4 +1,4 @@
-"""The shape of the package: twelve rooms, imports in one direction, few and small modules."""
+"""The shape of the package: thirteen rooms, imports in one direction, few and small modules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ORDER = [
     {"common"},
     {"config", "nn", "data"},
     {"penalties"},
+    {"rehearsal"},
     {"engine"},
     {"runs", "sklearn", "integrations"},
     {"report"},
@@ -20,7 +21,7 @@ ORDER = [
     {"cli"},
 ]
 MOST_LINES = 300
-MOST_MODULES = 125  # without the `__init__.py` of packages
+MOST_MODULES = 135  # without the `__init__.py` of packages
 
 
 def modules() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The heads, penalties and benchmarks that a method or a run can name. A new one is one file.
+"""The heads, penalties, rehearsals and benchmarks that a method or a run can name. A new one is one file.
 
 A file of a room registers what it defines, at its top level:
 
@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from engram.common.errors import InputError, check_choice, printable, reason, shortened
 
 Made = TypeVar("Made", bound=Callable[..., Any])
-NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\+\+)?")  # "++" only at the end, as in "der++"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Registry:
         """A decorator that registers a class or function under a name.
 
         Args:
-            name: lower-case letters and digits, with dashes between words.
+            name: lower-case letters and digits, with dashes between words; it may end in "++".
             facts: what can be asked about it by `facts`. In the package's own files each is a literal.
 
         Example:
@@ -167,4 +167,5 @@ def _path(make: Callable[..., Any]) -> str:
 
 HEADS = Registry("head", "engram.nn", "engram.heads")
 PENALTIES = Registry("penalty", "engram.penalties", "engram.penalties")
+REHEARSALS = Registry("rehearsal", "engram.rehearsal", "engram.rehearsals")
 BENCHMARKS = Registry("benchmark", "engram.data", "engram.benchmarks")

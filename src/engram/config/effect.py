@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.rules import OPTIMIZER_SETTINGS, OPTIMIZERS
 from engram.config.settings import SETTINGS, Config
@@ -21,6 +21,7 @@ def has_effect(name: str, config: Config) -> bool:
         "stream": (BENCHMARKS, config.benchmark),
         "head": (HEADS, config.head),
         "penalty": (PENALTIES, config.penalty),
+        "rehearsal": (REHEARSALS, config.rehearsal),
     }
     if name in OPTIMIZER_SETTINGS:
         return name in OPTIMIZERS[config.optimizer] and (name != "reset_optimizer" or _keeps_state(config))

@@ -1,4 +1,4 @@
-"""The names that a config can have: methods, made of a head and a penalty, benchmarks and their datasets."""
+"""The names a config can have: methods, made of a head and a penalty or a rehearsal, benchmarks and datasets."""
 
 from __future__ import annotations
 
@@ -6,56 +6,62 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engram.common.errors import InputError, nearest, shortened
-from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS
 from engram.config.paper import PAPER_METHODS
 
 CUSTOM = "custom"  # the benchmark, dataset or network of a user's own stream and features
 
 
 class Parts(NamedTuple):
-    """What a method is made of. "finetune" has neither."""
+    """What a method is made of. "finetune" has none of them, and no method has both a penalty and a rehearsal."""
 
     head: str | None
     penalty: str | None
+    rehearsal: str | None = None
 
 
 def parts_of(method: str) -> Parts:
-    """The head and the penalty that a method names.
+    """The head, and the penalty or the rehearsal, that a method names.
 
     Example:
         >>> parts_of("dhp+si")
-        Parts(head='dhp', penalty='si')
+        Parts(head='dhp', penalty='si', rehearsal=None)
+        >>> parts_of("matched+der++")
+        Parts(head='matched', penalty=None, rehearsal='der++')
     """
-    first, plus, second = method.partition("+")
-    if plus:
-        return Parts(first, second)
-    if first in HEADS:
-        return Parts(first, None)
-    return Parts(None, first if first in PENALTIES else None)
+    if method in HEADS:
+        return Parts(method, None)
+    if method in PENALTIES or method in REHEARSALS:
+        head, second = None, method
+    else:
+        head, _, second = method.partition("+")
+        if not second:
+            return Parts(None, None)
+    return Parts(head, None, second) if second in REHEARSALS else Parts(head, second)
 
 
 def all_methods() -> tuple[str, ...]:
-    """What `--methods all` runs: the paper's in its order, then every other combination of a head and a penalty.
+    """What `--methods all` runs: the paper's in its order, every other combination of a head and a penalty, rehearsals.
 
     Heads that are baselines, or registered with `listed=False`, take no part; a method can name them all the same.
     """
     facts = {name: HEADS.known_facts(name) for name in HEADS.names()}
     heads = [name for name, known in facts.items() if not known.get("baseline") and known.get("listed", True)]
     penalties = [first + name for name in PENALTIES.names() for first in ("", *(f"{head}+" for head in heads))]
-    return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties)))
+    return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties, *REHEARSALS.names())))
 
 
 def known_methods() -> tuple[str, ...]:
-    """Every method that there is: `all_methods()`, then every other head, alone and with each penalty."""
+    """Every method that there is: `all_methods()`, then every other head, alone and with each of the others."""
     heads = HEADS.names()
-    both = (f"{head}+{penalty}" for head in heads for penalty in PENALTIES.names())
+    both = (f"{head}+{other}" for head in heads for other in (*PENALTIES.names(), *REHEARSALS.names()))
     return tuple(dict.fromkeys((*all_methods(), *heads, *both)))
 
 
 def usable_methods(on_problem: Callable[[str], None]) -> list[str]:
     """All methods except those of other packages that cannot be imported; `on_problem` gets a sentence about each."""
     broken = set()
-    for registry in (HEADS, PENALTIES):
+    for registry in (HEADS, PENALTIES, REHEARSALS):
         for name in registry.names():
             try:
                 registry.facts(name)  # imports what is of another package
@@ -71,7 +77,7 @@ def check_method(method: str) -> None:
         return
     known = known_methods()
     if method not in known:
-        more = f"or HEAD+PENALTY with a head of {', '.join(HEADS.names())}"
+        more = f"or HEAD+METHOD with a head of {', '.join(HEADS.names())}"
         only = f"only {', '.join(all_methods())}, {more}"
         raise InputError(f"there is no method {shortened(method)}{nearest(method, known)}, {only}")
 

@@ -41,11 +41,11 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     """The paper's settings of a method on a benchmark, with changes.
 
     A head that remembers sums ("slda") has settings of its own: alone, random features of the inputs and one pass;
-    with a penalty, the benchmark's network.
+    with a penalty or a rehearsal, the benchmark's network.
 
     Args:
         benchmark: a registered benchmark such as "split-mnist", or "custom" for a stream that you pass to `engram.run`.
-        method: "finetune", a head, a penalty, or both: "dhp+si".
+        method: "finetune", a head, a penalty, a rehearsal, or a head with one of these: "dhp+si", "matched+replay".
         changes: settings that differ from the preset, by name.
 
     Example:
@@ -56,11 +56,11 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     check_method(method)
     facts = {"preset": {"dataset": CUSTOM}} if benchmark == CUSTOM else BENCHMARKS.facts(benchmark)
     settings: dict[str, Any] = {"benchmark": benchmark, "method": method, **facts.get("preset", {})}
-    head, penalty = parts_of(method)
+    head, penalty, rehearsal = parts_of(method)
     if head is not None:
         settings |= HEADS.facts(head).get("preset", {})
         if HEADS.facts(head).get("memory"):
-            settings |= MEMORY_ALONE if penalty is None else MEMORY_ON_FEATURES
+            settings |= MEMORY_ALONE if penalty is None and rehearsal is None else MEMORY_ON_FEATURES
     if penalty is not None:
         usual = PENALTIES.facts(penalty).get("strength")  # where the benchmark has none for it
         settings["strength"] = facts.get("strengths", {}).get(penalty, usual)

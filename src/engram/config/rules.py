@@ -22,7 +22,7 @@ OPTIMIZERS = {
 }
 OPTIMIZER_SETTINGS = frozenset(name for names in OPTIMIZERS.values() for name in names)
 
-Stage = Literal["method", "trial", "stream", "features", "head", "penalty", "training"]
+Stage = Literal["method", "trial", "stream", "features", "head", "penalty", "rehearsal", "training"]
 Agree = Literal["run", "stack", "section", "free"]
 # run: all configs of a run have the same tasks
 # stack: models that train together take the same steps

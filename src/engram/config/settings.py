@@ -121,6 +121,23 @@ class Config:
     # EWC, Online EWC and SI: logits are divided by it where importances are computed, so that they do not fade.
     temperature: float = setting(POSITIVE, default=1.0, stage="penalty")
 
+    # Reference methods that repeat earlier tasks. How many samples are stored, or made up by pseudo-rehearsal.
+    memory_size: int = setting(at_least(1), default=200, stage="rehearsal", agree="section")
+    # How many samples a step repeats; None for as many as there are new ones.
+    rehearsal_batch: int | None = setting(at_least(1), default=None, stage="rehearsal", agree="section")
+    # The share of the repeated samples in the loss; None for that of the method's publication.
+    rehearsal_weight: float | None = setting(FRACTION, default=None, stage="rehearsal", agree="section")
+    distillation_temperature: float = setting(POSITIVE, default=2.0, stage="rehearsal", agree="section")
+    der_alpha: float = setting(NOT_NEGATIVE, default=0.2, stage="rehearsal", agree="section")
+    der_beta: float = setting(NOT_NEGATIVE, default=1.0, stage="rehearsal", agree="section")
+    generator_hidden: tuple[int, ...] = setting(WIDTHS, default=(400, 400), stage="rehearsal", agree="section")
+    generator_latent: int = setting(at_least(1), default=100, stage="rehearsal", agree="section")
+    # "soft": with distillation
+    generator_labels: str = setting(default="hard", stage="rehearsal", agree="section", choices=one_of("hard", "soft"))
+    joint_start: str = setting(default="anew", stage="rehearsal", agree="section", choices=one_of("anew", "continue"))
+    # As many epochs over all samples so far, or as many steps as the new task alone has.
+    joint_steps: str = setting(default="epochs", stage="rehearsal", agree="section", choices=one_of("epochs", "task"))
+
     epochs: int = setting(at_least(1), default=20, stage="training", agree="stack")
     batch_size: int = setting(at_least(1), default=64, stage="training", agree="stack")
     learning_rate: float = setting(POSITIVE, default=0.01, stage="training")
@@ -181,6 +198,11 @@ class Config:
         """The name of the method's penalty, or None."""
         return parts_of(self.method).penalty
 
+    @property
+    def rehearsal(self) -> str | None:
+        """The name of the method's rehearsal, or None."""
+        return parts_of(self.method).rehearsal
+
     def replace(self, **changes: Any) -> Config:
         """The same settings with some changed. Unknown names and values of the wrong type are refused.
 
@@ -195,7 +217,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """The settings by name, as JSON can hold them."""
-        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(self).items()}
 
     def to_toml(self) -> str:
         """One line `name = value` for each setting that is not None.

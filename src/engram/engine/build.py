@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from engram.common.errors import InputError, check_choice, reason, shortened
-from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, Registration
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS, Registration
 from engram.common.seeding import DRAWING, derive_seed
 from engram.config.settings import Config
 from engram.data.benchmarks import source_names
@@ -26,6 +26,7 @@ from engram.engine.learner import Learner
 from engram.nn.modules import frozen
 from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
 from engram.penalties import NoPenalty, Penalty
+from engram.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def build_learner(
 ) -> Learner:
     """A model of one trial, on its device, with its penalty."""
     model = build_model(config, trial, input_shape, num_classes, custom)
-    return learner_from(config, trial, model, device, dtype, custom)
+    return learner_from(config, trial, model, device, dtype, custom, input_shape, num_classes)
 
 
 def learner_from(
@@ -92,14 +93,18 @@ def learner_from(
     device: torch.device,
     dtype: torch.dtype,
     custom: Custom = NOTHING_CUSTOM,
+    input_shape: Sequence[int] = (),
+    num_classes: int = 0,
 ) -> Learner:
-    """The model that `build_model` made, moved to its device, with its penalty."""
+    """The model that `build_model` made, moved to its device, with its penalty or its rehearsal."""
     model = model.to(device=device, dtype=dtype)
     for module in model.modules():
         if hasattr(module, "check_values"):
             module.check_values = False  # streams have checked their targets, and the loop detects NaN
     penalty = build_penalty(config, trial, model) if custom.penalty is None else custom.penalty(model)
-    return Learner(config, trial, model, penalty)
+    rehearsal = build_rehearsal(config)
+    remembered = {} if rehearsal is None else rehearsal.initial_state(model, input_shape, num_classes)
+    return Learner(config, trial, model, penalty, rehearsal=rehearsal, remembered=remembered)
 
 
 def build_model(
@@ -114,8 +119,13 @@ def build_model(
                 initialise_by_he(features, config.leaky_slope)
             width = _width_of(features, config, input_shape)
             if custom.head is not None:
-                return Network(features, custom.head(width, num_classes))
-            return Network(features, _built(HEADS[config.head], config, width, num_classes))
+                head = custom.head(width, num_classes)
+            else:
+                head = _built(HEADS[config.head], config, width, num_classes)
+            model, rehearsal = Network(features, head), build_rehearsal(config)
+            if rehearsal is not None:
+                rehearsal.attach(model, input_shape)
+            return model
     except (RuntimeError, TypeError, OverflowError) as error:  # raised by PyTorch if the network is too large
         raise InputError(f"the network of {config.method} cannot be built: {reason(error)}") from error
 
@@ -162,6 +172,10 @@ def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     if "draws" in registration.facts:
         more["seed"] = derive_seed(config.seed, registration.facts["draws"], trial)
     return _built(registration, config, model, **more)
+
+
+def build_rehearsal(config: Config) -> Rehearsal | None:
+    return None if config.rehearsal is None else _built(REHEARSALS[config.rehearsal], config)
 
 
 def _built(registration: Registration, config: Config, *inputs: Any, **more: Any) -> Any:

@@ -209,9 +209,10 @@ class Checkpoint:
         """Give the learners their saved state and outcomes; returns the position at which to resume."""
         try:
             for i, (learner, key) in enumerate(zip(learners, keys, strict=True)):
-                _load(learner.model, self._part(f"{i}.model."))
+                _load(learner.model.state_dict(keep_vars=True), self._part(f"{i}.model."))
                 learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
                 learner.optimizer_state = check_state(learner, self._part(f"{i}.optimizer."))
+                _load(learner.remembered, self._part(f"{i}.rehearsal."))
                 learner.outcome = self.outcomes[key]
             task, epoch, piece, part = self.header["position"]
             num_losses, num_dynamics = self.header["counts"]
@@ -234,6 +235,7 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Posit
         tensors |= {f"{i}.model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
         tensors |= {f"{i}.penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
         tensors |= {f"{i}.optimizer.{name}": tensor for name, tensor in learner.optimizer_state.items()}
+        tensors |= {f"{i}.rehearsal.{name}": tensor for name, tensor in learner.remembered.items()}
     tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(position.losses)}
     tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(position.dynamics)}
     # `vars` and not `astuple`, which copies deeply: there may be a hundred thousand.
@@ -243,8 +245,7 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Posit
 
 
 @torch.no_grad()
-def _load(model: torch.nn.Module, state: dict[str, Tensor]) -> None:
-    own = model.state_dict(keep_vars=True)
+def _load(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     if {name: _form(tensor) for name, tensor in own.items()} != {name: _form(tensor) for name, tensor in state.items()}:
         raise ValueError("its models have different tensors")
     for name, tensor in own.items():

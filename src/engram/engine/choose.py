@@ -80,7 +80,9 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
     groups: dict[tuple, list[Learner]] = {}
     for learner in learners:
         verbs = None if form_of(learner.penalty) is not None else learner.penalty.custom_verbs
-        groups.setdefault((*_architecture(learner.config), verbs), []).append(learner)
+        # A rehearsal remembers tensors by the names of the model's own, so those of one head are a group.
+        own = None if learner.rehearsal is None else (learner.config.rehearsal, learner.config.head)
+        groups.setdefault((*_architecture(learner.config), verbs, own), []).append(learner)
     return list(groups.values())
 
 
@@ -129,6 +131,8 @@ def reason_against_mapping(
         >>> reason_against_mapping(learners, (inputs, targets), None)
         'the model draws random numbers, which differ in a stack'
     """
+    if group[0].rehearsal is not None:
+        return "a rehearsal takes its own steps"
     penalty = group[0].penalty
     if form_of(penalty) is None:
         verbs = [verb for verb in penalty.custom_verbs if verb != "consolidate"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from engram.common.errors import DivergedError
 from engram.config.settings import Config
 from engram.penalties import Penalty
+from engram.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class Outcome:
 
 @dataclass
 class Learner:
-    """A model with its penalty and its settings, at some step of a stream."""
+    """A model with its penalty or rehearsal and its settings, at some step of a stream."""
 
     config: Config
     trial: int
     model: nn.Module
     penalty: Penalty
     outcome: Outcome = field(default_factory=Outcome)
-    optimizer_state: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # see engine/optimizer.py; {} before the first step
+    optimizer_state: dict[str, Tensor] = field(default_factory=dict)  # see engine/optimizer.py; {} before a step
+    rehearsal: Rehearsal | None = None
+    remembered: dict[str, Tensor] = field(default_factory=dict)  # by the rehearsal
 
     @property
     def learning(self) -> bool:

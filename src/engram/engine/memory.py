@@ -104,7 +104,10 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
     per_sample = kept // len(inputs)
     # A second moment is larger than any weight: it, what a batch adds to it, and their sum.
     sums = 3 * sum(t.numel() * t.element_size() for t in model.buffers() if t.dtype == torch.float64 != inputs.dtype)
-    return sums + weights * tensors_per_weight(learner) + 2 * per_sample * learner.config.batch_size
+    remembered = 2 * sum(tensor.numel() * tensor.element_size() for tensor in learner.remembered.values())
+    repeats = 1 if learner.rehearsal is None else 3  # batches of one step: the new one and what is repeated
+    steps = 2 * repeats * per_sample * learner.config.batch_size
+    return sums + remembered + weights * tensors_per_weight(learner) + steps
 
 
 def bytes_of_data(batches: Batches) -> int:

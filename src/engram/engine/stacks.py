@@ -122,7 +122,9 @@ class Builder:
             config, model = self.configs[label], self.model(label, trial)
             del self._models[label, trial]
             device = choose_device(self.device_name)
-            learner = learner_from(config, trial, model, device, dtype, self.custom)
+            (stream,) = self.streams([trial])
+            facts = (stream.input_shape, stream.num_classes)
+            learner = learner_from(config, trial, model, device, dtype, self.custom, *facts)
             check_step(learner.penalty, config.penalty_step)
             self._learners[label, trial] = learner
         return self._learners[label, trial]

@@ -170,6 +170,8 @@ def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTO
         raise InputError("features go with network='custom', and only with that: engram.run(config, features=...)")
     if custom.penalty is not None and any(config.penalty is not None for config in configs.values()):
         raise InputError("a custom penalty goes with the methods finetune and dhp, which have none")
+    if custom.penalty is not None and any(config.rehearsal is not None for config in configs.values()):
+        raise InputError("a method has a penalty or a rehearsal, and not both: a custom penalty goes with finetune")
     for config in configs.values():
         made = None if config.penalty is None else PENALTIES[config.penalty].make
         if isinstance(made, type) and issubclass(made, Penalty):  # not a function: `Builder.check` calls that

@@ -16,7 +16,8 @@ from torch import Tensor
 from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
 from engram.data.scenarios import candidates
-from engram.engine.cpu.descent import descent_of
+from engram.engine.cpu.descent import Descent, descent_of
+from engram.engine.cpu.rehearsal import RehearsalDescent
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.program import Batches, accuracy, consolidate_alone, settle_heads
@@ -43,15 +44,23 @@ class OneByOne:
         inputs = read_inputs(example.inputs, dtype=batches.dtype)
         self.device = inputs.device
         with own_generators(self.device):
-            self.descents = [descent_of(learner, inputs, example.targets) for learner in self.learners]
+            self.descents = [self._descent_of(learner, inputs, example.targets) for learner in self.learners]
         self.draws = [draws_numbers(learner.model, inputs, example.targets) for learner in self.learners]
         self.orders: list[Tensor] = []
         self.notes: list[str] = []
+
+    def _descent_of(self, learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
+        if learner.rehearsal is None:
+            return descent_of(learner, inputs, targets)
+        stream = self.batches.streams[self.place[learner.trial]]
+        return RehearsalDescent(learner, stream, self.batches.seed, self.batches.dtype)
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)
         for learner, descent in zip(self.learners, self.descents, strict=True):
             learner.model.train()
+            if isinstance(descent, RehearsalDescent):
+                descent.enter_task(n)
             descent.begin_task(self.tasks[self.place[learner.trial]].taught)
 
     def begin_epoch(self, n: int, epoch: int) -> None:
@@ -86,6 +95,8 @@ class OneByOne:
             for step, (inputs, targets) in enumerate(batches, first_step):
                 if self.draws[i]:
                     seed_draws(self.batches.seed, learner.trial, *self.now, step)
+                if isinstance(descent, RehearsalDescent):
+                    descent.at(self.now[1], step)
                 try:
                     losses.append(descent.step(inputs, targets))
                 except InputError:
@@ -124,6 +135,9 @@ class OneByOne:
         def consolidate_some(part: Sequence[int]) -> None:
             for i in part:
                 task = tasks[self.place[self.learners[i].trial]]
+                descent = self.descents[i]
+                if isinstance(descent, RehearsalDescent):
+                    descent.end_task()
                 finite[i] = consolidate_alone(self.learners[i], task, self.batches.dtype)
 
         in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)

@@ -1,0 +1,154 @@
+"""What rehearsals need of an engine: random numbers of a step, the samples of all tasks so far, and their own steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engram.common.seeding import generator
+from engram.data.batches import num_batches, read_inputs
+from engram.data.streams import Stream
+from engram.engine.learner import Learner
+from engram.rehearsal import Batch, Moment
+from engram.rehearsal.rehearsal import Shapes, moment_of
+
+AT_END = -1  # the epoch and step of what is drawn when a task has been learned
+
+
+def draw(shapes: Shapes, seed: int, trial: int, task: int, epoch: int, step: int) -> dict[str, Tensor]:
+    """Uniform numbers in [0, 1), float64 on the CPU, that depend on nothing else than these arguments.
+
+    Args:
+        shapes: of the tensors, by name.
+        seed: of the experiment.
+        trial: and task, epoch and step: the position.
+
+    Example:
+        >>> draw({"read": (64,)}, 0, trial=0, task=1, epoch=0, step=7)["read"].shape
+        torch.Size([64])
+    """
+    if not shapes:
+        return {}
+    numbers = torch.rand(
+        sum(map(math.prod, shapes.values())),
+        generator=generator(seed, "rehearsal", trial, task, epoch, step),
+        dtype=torch.float64,
+    )
+    parts = numbers.split([math.prod(shape) for shape in shapes.values()])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def moment_in(stream: Stream, n: int, device: torch.device) -> Moment:
+    """The moment of task n of a stream."""
+    return moment_of([task.taught for task in stream], n, stream.num_classes, device)
+
+
+class WholeStream:
+    """The training samples of tasks 0 to n of a stream, in another order in each epoch: the batches of `joint`.
+
+    In the first task the order is that of any other method.
+
+    Args:
+        stream: on its device.
+        n: the last of the tasks.
+        dtype: of the inputs that are read.
+
+    Example:
+        >>> whole = WholeStream(stream, 2, torch.float32)
+        >>> batch = whole.read(whole.order(seed=0, trial=0, epoch=0)[:64])
+    """
+
+    def __init__(self, stream: Stream, n: int, dtype: torch.dtype):
+        self.tasks = stream[: n + 1]
+        self.dtype = dtype
+        stores = {id(task.train.inputs): task.train for task in self.tasks}  # each once: tasks may share their samples
+        starts = dict(zip(stores, itertools.accumulate([0, *(len(s.inputs) for s in stores.values())]), strict=False))
+        self.starts = [starts[id(task.train.inputs)] for task in self.tasks]
+        self.inputs = _joined([store.inputs for store in stores.values()])
+        permutations = [task.permutation for task in self.tasks if task.permutation is not None]
+        self.permutations = torch.stack(permutations) if permutations else None
+        ends = torch.tensor([0, *itertools.accumulate(len(task.train) for task in self.tasks)])
+        self.size = int(ends[-1])
+        self.device = self.inputs.device
+        self.task_of = torch.repeat_interleave(torch.arange(n + 1), ends.diff()).to(self.device)
+        self.row_of = torch.cat([self._rows(k) for k in range(n + 1)]).to(self.device)
+        self.target_of = torch.cat([task.train.labels for task in self.tasks])  # tasks may number classes differently
+
+    def _rows(self, k: int) -> Tensor:
+        samples = self.tasks[k].train
+        rows = torch.arange(len(samples)) if samples.rows is None else samples.rows.cpu()
+        return rows + self.starts[k]
+
+    def order(self, seed: int, trial: int, epoch: int) -> Tensor:
+        """(samples,): the order of an epoch, as numbers of samples, task after task."""
+        n = len(self.tasks) - 1
+        drawn = torch.randperm(self.size, generator=generator(seed, "order", trial, n, epoch))
+        return drawn.to(self.device)
+
+    def read(self, chosen: Tensor) -> Batch:
+        """The samples of these numbers."""
+        rows, tasks = self.row_of[chosen], self.task_of[chosen]
+        inputs = read_inputs(self.inputs.index_select(0, rows), dtype=self.dtype)
+        if self.permutations is not None:
+            inputs = inputs.flatten(1).gather(1, self.permutations[tasks]).view_as(inputs)
+        return Batch(inputs, self.target_of[chosen], tasks)
+
+    def share(self, step: int, num_steps: int, batch_size: int) -> list[slice]:
+        """Which batches of an epoch's order are read in one of its steps, so that all samples are read in all steps.
+
+        Args:
+            step: from 0.
+            num_steps: that the new task has in an epoch.
+            batch_size: of each batch but the last, which may be smaller.
+
+        Example:
+            >>> whole.share(1, 2, 64)  # of 256 samples
+            [slice(128, 192, None), slice(192, 256, None)]
+        """
+        total = num_batches(self.size, batch_size)
+        numbers = range(step * total // num_steps, (step + 1) * total // num_steps)
+        return [slice(k * batch_size, min((k + 1) * batch_size, self.size)) for k in numbers]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+@torch.no_grad()
+def begin_task(learner: Learner, n: int) -> None:
+    """Give a learner that starts each task anew its initial weights; once a task, also if a run is resumed in it.
+
+    Args:
+        learner: with a rehearsal.
+        n: the number of the task.
+    """
+    begun = learner.remembered.get("begun")
+    if begun is None or int(begun) > n:
+        return
+    begun.fill_(n + 1)
+    own = dict((*learner.model.named_parameters(), *learner.model.named_buffers()))
+    for name, tensor in own.items():
+        initial = learner.remembered.get(f"initial.{name}")
+        if initial is not None:
+            tensor.copy_(initial)
+            learner.optimizer_state = {}
+
+
+def memory_note(learner: Learner, samples: Mapping[int, int]) -> str | None:
+    """What a method keeps between tasks, in samples and bytes, as a line of a log; None without a rehearsal.
+
+    Args:
+        learner: any.
+        samples: the number of samples of all tasks and their bytes, for a method that is given them all.
+    """
+    if learner.rehearsal is None:
+        return None
+    kept, method = learner.rehearsal.memory(learner.remembered), learner.config.method
+    if learner.rehearsal.whole_stream:
+        ((count, size),) = samples.items()
+        return f"{method} keeps all {count:,} training samples ({size:,} bytes) and {kept.bytes:,} bytes"
+    return f"{method} keeps {kept.samples:,} samples of earlier tasks, {kept.bytes:,} bytes in all"
