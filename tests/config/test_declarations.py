@@ -17,7 +17,7 @@ from engram.config.settings import SETTINGS, Config, names_of
 AGREE = {
     "run": "benchmark trials first_trial seed dataset num_tasks max_samples imbalance_seed scenario mask_training "
     "examine",
-    "stack": "epochs batch_size",
+    "stack": "consolidate_every epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
     "trace_centred baseline_head head_bias normalised random_features top_k learn_features "
     "memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
@@ -33,7 +33,7 @@ STAGES = {
     "features": "network hidden leaky_slope input_mean input_std initialisation",
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
     "baseline_trace head_bias normalised random_features top_k shrinkage learn_features",
-    "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi temperature",
+    "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi consolidate_every temperature",
     "rehearsal": "memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
     "der_beta generator_hidden generator_latent generator_labels joint_start joint_steps",
     "training": "mask_training epochs batch_size learning_rate optimizer momentum weight_decay beta1 beta2 adam_eps "

@@ -259,7 +259,8 @@ def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], ste
     if steady and not any(base.head == "dhp" for base in bases):
         raise InputError("--steady applies only to DHP methods")
     configs = [base.replace(**{**(STEADY if steady and base.head == "dhp" else {}), **changes}) for base in bases]
-    return [config if config.penalty else config.replace(strength=None) for config in configs]
+    configs = [config if config.penalty else config.replace(strength=None) for config in configs]
+    return [config.replace(consolidate_every=None) if config.rehearsal else config for config in configs]
 
 
 def _method_names(methods: str | None) -> list[str]:

@@ -118,6 +118,8 @@ class Config:
     # EWC and Online EWC
     fisher_labels: str = setting(default="true", stage="penalty", choices=one_of("true", "sampled", "exact"))
     xi: float = setting(POSITIVE, default=0.1, stage="penalty")  # SI
+    # Also consolidate within a task, after every so many steps, on the samples seen since; None only at its end.
+    consolidate_every: int | None = setting(at_least(1), default=None, stage="penalty", agree="stack")
     # EWC, Online EWC and SI: logits are divided by it where importances are computed, so that they do not fade.
     temperature: float = setting(POSITIVE, default=1.0, stage="penalty")
 

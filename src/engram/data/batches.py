@@ -84,11 +84,14 @@ def record_steps(num_steps: int, records_per_epoch: int) -> list[int]:
     ]
 
 
-def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: int) -> list[Piece]:
+def plan_epoch(
+    num_samples: Sequence[int], batch_size: int, records_per_epoch: int, stops: Sequence[set[int]] | None = None
+) -> list[Piece]:
     """All steps of an epoch, for trials that have these numbers of samples.
 
     All trials take full batches together, as many as the smallest trial has. Where their sizes differ, trials of one
-    size take the rest on their own. A piece ends at each step after which one of its trials makes a record.
+    size take the rest on their own. A piece ends at each step after which one of its trials makes a record, and at
+    further `stops` of each trial.
     """
     common = min(num_samples) // batch_size
     whole = slice(0, len(num_samples))
@@ -102,6 +105,8 @@ def plan_epoch(num_samples: Sequence[int], batch_size: int, records_per_epoch: i
         if rest:
             spans.append((trials, full, full + 1, rest))
     records = [set(record_steps(num_batches(n, batch_size), records_per_epoch)) for n in num_samples]
+    if stops is not None:
+        records = [record | stop for record, stop in zip(records, stops, strict=True)]
     pieces = []
     for trials, start, end, size in spans:
         recorded = set().union(*records[trials])

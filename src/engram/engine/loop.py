@@ -13,6 +13,7 @@ from torch import Tensor
 from engram.common.errors import DivergedError, InputError
 from engram.config.settings import Config
 from engram.data.batches import Piece, num_batches, plan_epoch, record_steps
+from engram.data.streams import Task
 from engram.engine.learner import DYNAMICS, Learner, Record
 from engram.engine.program import Batches, Program
 
@@ -64,7 +65,7 @@ def run_stream(
             break
         train_task(program, batches, config, position, on_position)
         _mark_diverged(program.learners, program.finite(), n)
-        _mark_diverged(program.learners, program.consolidate(n), n)
+        _consolidate_at_end(program, batches, config, n)
         accuracy = program.evaluate(range(min(n + 2, num_tasks)), n + 1)  # forward transfer needs the next task too
         for learner, row in zip(program.learners, accuracy.tolist(), strict=True):
             if learner.learning:
@@ -84,10 +85,11 @@ def train_task(
     position = Position() if position is None else position
     if position.epoch == position.piece == 0:
         forget_steps(program.learners)
-    plan = _EpochPlan.of(batches.sizes(position.task), config.batch_size)
-    done = np.cumsum([piece.num_steps * len(plan.trials_of(piece)) for piece in plan.pieces])
+    sizes = batches.sizes(position.task)
     program.begin_task(position.task)
     while position.epoch < config.epochs and any(learner.learning for learner in program.learners):
+        plan = _EpochPlan.of(sizes, config, position.epoch)
+        done = np.cumsum([piece.num_steps * len(plan.trials_of(piece)) for piece in plan.pieces])
         program.begin_epoch(position.task, position.epoch)
         for piece in plan.pieces[position.piece :]:
             position.losses.append(program.train(piece))
@@ -95,6 +97,7 @@ def train_task(
                 position.dynamics.append(program.dynamics())
             position.part = float(done[position.piece] / done[-1])
             position.piece += 1
+            _consolidate_within(program, batches, config, position, plan.trials_of(piece), piece.end)
             if position.piece < len(plan.pieces):
                 on_position(False)
         _record_epoch(program.learners, batches, position, plan)
@@ -115,7 +118,7 @@ def check_position(position: Position, learners: Sequence[Learner], batches: Bat
     """Refuse a position that no run of these learners can reach: it was read from a file."""
     if position.task == len(batches.streams[0]):
         return
-    plan = _EpochPlan.of(batches.sizes(position.task), config.batch_size)
+    plan = _EpochPlan.of(batches.sizes(position.task), config, position.epoch)
     done = plan.pieces[: position.piece]
     trials = [batches.trials.index(learner.trial) for learner in learners]
     losses = [(sum(trial in plan.trials_of(piece) for trial in trials), piece.num_steps) for piece in done]
@@ -135,9 +138,13 @@ class _EpochPlan:
     recorded: list[list[int]]
 
     @classmethod
-    def of(cls, sizes: list[int], batch_size: int) -> _EpochPlan:
-        recorded = [record_steps(num_batches(size, batch_size), RECORDS_PER_EPOCH) for size in sizes]
-        return cls(plan_epoch(sizes, batch_size, RECORDS_PER_EPOCH), recorded)
+    def of(cls, sizes: list[int], config: Config, epoch: int) -> _EpochPlan:
+        numbers = [num_batches(size, config.batch_size) for size in sizes]
+        recorded = [record_steps(number, RECORDS_PER_EPOCH) for number in numbers]
+        every, stops = config.consolidate_every, None
+        if every is not None:  # a piece ends where a consolidation is due
+            stops = [{s for s in range(number) if (epoch * number + s + 1) % every == 0} for number in numbers]
+        return cls(plan_epoch(sizes, config.batch_size, RECORDS_PER_EPOCH, stops), recorded)
 
     def trials_of(self, piece: Piece) -> range:
         """The indices of its trials."""
@@ -190,8 +197,54 @@ def _record_learner(
         )
 
 
-def _mark_diverged(learners: list[Learner], finite: Tensor, n: int) -> None:
+def _consolidate_within(
+    program: Program, batches: Batches, config: Config, position: Position, places: range, end: int
+) -> None:
+    """Where N steps within a task have been taken since the last consolidation, consolidate on their samples.
+
+    Args:
+        program: the learners.
+        batches: the tasks.
+        config: N is its `consolidate_every`; without it nothing happens.
+        position: in which task and epoch.
+        places: the trials that have just taken steps.
+        end: the number of steps that they have taken in this epoch.
+    """
+    n, every = position.task, config.consolidate_every
+    if every is None:
+        return
+    taken = {place: position.epoch * _steps_per_epoch(batches, config, n, place) + end for place in places}
+    spans = {place: range(steps - every, steps) for place, steps in taken.items() if steps % every == 0}
+    if spans:
+        step = next(iter(spans.values())).stop - 1
+        _mark_diverged(program.learners, program.consolidate(n, _seen(batches, config, n, spans)), n, step)
+        program.begin_task(n)  # the penalties pull differently from now on
+        program.begin_epoch(n, position.epoch)
+
+
+def _consolidate_at_end(program: Program, batches: Batches, config: Config, n: int) -> None:
+    """Consolidate on the whole task, or on the samples that were seen since the last consolidation within it."""
+    every, seen = config.consolidate_every, None
+    if every is not None:
+        places = range(len(batches.trials))
+        totals = {place: config.epochs * _steps_per_epoch(batches, config, n, place) for place in places}
+        spans = {place: range(total - total % every, total) for place, total in totals.items() if total % every}
+        seen = _seen(batches, config, n, spans)
+    _mark_diverged(program.learners, program.consolidate(n, seen), n)
+
+
+def _steps_per_epoch(batches: Batches, config: Config, n: int, place: int) -> int:
+    return num_batches(batches.sizes(n)[place], config.batch_size)
+
+
+def _seen(batches: Batches, config: Config, n: int, spans: dict[int, range]) -> dict[int, Task]:
+    """The tasks with the samples of these steps, by trial; the steps are given by the places of the trials."""
+    return {batches.trials[place]: batches.seen(n, place, steps, config.batch_size) for place, steps in spans.items()}
+
+
+def _mark_diverged(learners: list[Learner], finite: Tensor, n: int, step: int | None = None) -> None:
     """Learners whose weights or importances are not finite have diverged, though no loss was NaN."""
     for learner, holds in zip(learners, finite.tolist(), strict=True):
         if learner.learning and not holds:
-            learner.outcome.diverged = DivergedError(n, learner.outcome.records[-1].step)
+            last = learner.outcome.records[-1].step if step is None else step
+            learner.outcome.diverged = DivergedError(n, last)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engram.common.errors import NotFiniteError
-from engram.data.batches import Piece, batches_of, epoch_order
+from engram.data.batches import Piece, batches_of, epoch_order, num_batches
+from engram.data.samples import Samples
 from engram.data.streams import Stream, Task
 from engram.engine.learner import Learner
 from engram.nn.classes import mask_logits
@@ -40,8 +42,11 @@ class Program(Protocol):
     def finite(self) -> Tensor:
         """(learners,): whether all weights of a model are finite."""
 
-    def consolidate(self, n: int) -> Tensor:
-        """Compute the importance of each weight for task n; returns (learners,): whether all are finite."""
+    def consolidate(self, n: int, seen: Mapping[int, Task] | None = None) -> Tensor:
+        """Compute the importance of each weight for task n; returns (learners,): whether all are finite.
+
+        With `seen`, for the samples of these tasks, by trial; trials that are not among them do not consolidate.
+        """
 
     def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
         """(learners, tasks): the accuracy on the test samples, after this number of learned tasks."""
@@ -106,6 +111,24 @@ class Batches:
     def sizes(self, n: int) -> list[int]:
         return [len(task.train) for task in self.tasks(n)]
 
+    def seen(self, n: int, place: int, steps: range, batch_size: int) -> Task:
+        """Task n of one trial with the samples of some steps in place of all; a sample seen twice is in it twice.
+
+        Args:
+            n: the task.
+            place: of the trial.
+            steps: counted from the first of the task, over all epochs.
+            batch_size: of the steps.
+        """
+        task, rows = self.streams[place][n], []
+        per_epoch = num_batches(len(task.train), batch_size)
+        for epoch in range(steps.start // per_epoch, (steps.stop - 1) // per_epoch + 1):
+            order = epoch_order(task.train, self.seed, self.trials[place], n, epoch)
+            first, last = (min(max(step - epoch * per_epoch, 0), per_epoch) for step in (steps.start, steps.stop))
+            rows.append(order[first * batch_size : last * batch_size])
+        inputs, targets = task.train.inputs, task.train.targets
+        return replace(task, train=Samples(inputs, targets, torch.cat(rows).to(inputs.device)))
+
     def orders(self, n: int, epoch: int) -> list[Tensor]:
         """For each trial, the rows of its inputs in the order of one epoch."""
         return [
@@ -142,8 +165,8 @@ class SideBySide:
     def finite(self) -> Tensor:
         return torch.cat([program.finite().cpu() for program in self.programs])
 
-    def consolidate(self, n: int) -> Tensor:
-        return torch.cat([program.consolidate(n).cpu() for program in self.programs])
+    def consolidate(self, n: int, seen: Mapping[int, Task] | None = None) -> Tensor:
+        return torch.cat([program.consolidate(n, seen).cpu() for program in self.programs])
 
     def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
         return torch.cat([program.evaluate(tasks, learned).cpu() for program in self.programs])

@@ -173,6 +173,11 @@ def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTO
     if custom.penalty is not None and any(config.rehearsal is not None for config in configs.values()):
         raise InputError("a method has a penalty or a rehearsal, and not both: a custom penalty goes with finetune")
     for config in configs.values():
+        if config.rehearsal is not None and config.consolidate_every is not None:
+            raise InputError(f"{config.method} has no penalty that could consolidate: leave consolidate_every out")
         made = None if config.penalty is None else PENALTIES[config.penalty].make
         if isinstance(made, type) and issubclass(made, Penalty):  # not a function: `Builder.check` calls that
             check_step(made, config.penalty_step)
+            if config.consolidate_every is not None and getattr(made, "keeps_every_term", False):
+                other = "set consolidate_every only for penalties with one term for all, such as online-ewc"
+                raise InputError(f"{config.penalty} keeps a term for every consolidation: {other}")

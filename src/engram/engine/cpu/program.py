@@ -6,7 +6,7 @@ as its own module, exactly as it would alone, and the models are divided among t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
 from engram.data.scenarios import candidates
+from engram.data.streams import Task
 from engram.engine.cpu.descent import Descent, descent_of
 from engram.engine.cpu.rehearsal import RehearsalDescent
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
@@ -127,20 +128,20 @@ class OneByOne:
             [all(torch.isfinite(t).all() for t in learner.model.state_dict().values()) for learner in self.learners]
         )
 
-    def consolidate(self, n: int) -> Tensor:
+    def consolidate(self, n: int, seen: Mapping[int, Task] | None = None) -> Tensor:
         settle_heads(self.learners)
         finite = torch.ones(len(self.learners), dtype=torch.bool)
-        tasks = self.batches.tasks(n)
+        tasks = dict(zip(self.batches.trials, self.batches.tasks(n), strict=True)) if seen is None else seen
 
         def consolidate_some(part: Sequence[int]) -> None:
             for i in part:
-                task = tasks[self.place[self.learners[i].trial]]
                 descent = self.descents[i]
-                if isinstance(descent, RehearsalDescent):
+                if isinstance(descent, RehearsalDescent):  # which never consolidates within a task
                     descent.end_task()
-                finite[i] = consolidate_alone(self.learners[i], task, self.batches.dtype)
+                finite[i] = consolidate_alone(self.learners[i], tasks[self.learners[i].trial], self.batches.dtype)
 
-        in_parallel(consolidate_some, [i for i, learner in enumerate(self.learners) if learner.learning], self.device)
+        own = [i for i, learner in enumerate(self.learners) if learner.learning and learner.trial in tasks]
+        in_parallel(consolidate_some, own, self.device)
         return finite
 
     def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:

@@ -19,13 +19,13 @@ from engram.penalties.quadratic import Quadratic
 
 
 def consolidate_section(
-    section: Section, tasks: dict[int, Task], dtype: torch.dtype, portion: Portion, notes: list[str]
+    section: Section, tasks: Mapping[int, Task], dtype: torch.dtype, portion: Portion, notes: list[str]
 ) -> Tensor:
     """Consolidate every learner of a section; returns (N,): whether its importances are finite.
 
     Args:
         section: the learners.
-        tasks: the task that was learned, by trial.
+        tasks: the task that was learned, by trial; learners of other trials do not consolidate.
         dtype: to compute in.
         portion: how many samples are read at a time.
         notes: to which a line is added for each penalty that cannot be mapped.
@@ -36,7 +36,7 @@ def consolidate_section(
     finite = torch.ones(len(section), dtype=torch.bool, device=section.device)
     groups: dict[Any, list[int]] = {}
     for row, learner in enumerate(section.learners):
-        if learner.learning and learner.penalty.remembers:
+        if learner.learning and learner.penalty.remembers and learner.trial in tasks:
             groups.setdefault((len(tasks[learner.trial].train), *_kind(form_in_stack(learner))), []).append(row)
     for rows in groups.values():
         try:
@@ -92,7 +92,7 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
 
 
 def _importances(
-    section: Section, rows: list[int], tasks: dict[int, Task], dtype: torch.dtype, portion: Portion
+    section: Section, rows: list[int], tasks: Mapping[int, Task], dtype: torch.dtype, portion: Portion
 ) -> dict[str, Tensor]:
     """(K, *shape) of each protected weight, for the models in `rows`, whose tasks have the same number of samples."""
     penalties = [form_in_stack(section.learners[row]) for row in rows]

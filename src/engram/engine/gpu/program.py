@@ -7,7 +7,7 @@ is read back from the GPU until an epoch ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
 from engram.data.scenarios import candidates
+from engram.data.streams import Task
 from engram.engine.gpu.consolidation import consolidate_section
 from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
@@ -186,9 +187,9 @@ class Mapped:
     def finite(self) -> Tensor:
         return torch.cat([section.rows.finite() for section in self.sections])
 
-    def consolidate(self, n: int) -> Tensor:
+    def consolidate(self, n: int, seen: Mapping[int, Task] | None = None) -> Tensor:
         settle_heads(self.learners)
-        tasks = {learner.trial: self.batches.tasks(n)[self.place[learner.trial]] for learner in self.learners}
+        tasks = dict(zip(self.batches.trials, self.batches.tasks(n), strict=True)) if seen is None else seen
         return torch.cat(
             [
                 consolidate_section(section, tasks, self.batches.dtype, self.weighed, self.notes)
