@@ -25,7 +25,7 @@ from engram.engine.gpu.program import Mapped
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import tensors_per_weight
-from engram.engine.optimizer import Optimizer
+from engram.engine.optimizer import Optimizer, check_state
 from engram.engine.program import Batches
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")  # the latter only as a word: the tensors stay on the CPU
@@ -316,3 +316,33 @@ def test_plain_sgd_is_what_it_was() -> None:
     descent.begin_task((0, 1, 2))
     assert {type(step).__name__ for step in descent.direct_steps} == {"WeightStep"}  # type: ignore[attr-defined]
     assert learner.optimizer_state == {}
+
+
+def test_the_command_line_knows_optimizers(tmp_path: Path) -> None:
+    from engram.cli.main import main
+    from engram.runs.run import read_run
+
+    quick = ["--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1", "--methods", "finetune,si"]
+    settings = ["optimizer=adam", "learning_rate=0.001", "beta2=0.99", "max_samples=200"]
+    chosen = [word for text in settings for word in ("--set", text)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "split-mnist", *quick, *chosen, "--out", str(tmp_path / "run")])
+    assert not ended.value.code
+    for result in read_run(tmp_path / "run").results.values():
+        assert (result.config.optimizer, result.config.beta2) == ("adam", 0.99)
+
+
+@pytest.mark.parametrize("change", ["another shape", "one missing", "another slot"])
+def test_states_of_other_optimizers_are_refused(change: str) -> None:
+    (learner,), _ = build(config_of(trials=1, optimizer="adam"))
+    state = Optimizer.of(learner.config).state_for(dict(learner.model.named_parameters()))
+    assert check_state(learner, state).keys() == state.keys()
+    assert check_state(learner, {}) == {}
+    if change == "another shape":
+        state["mean.head.weight"] = torch.zeros(2, 2)
+    elif change == "one missing":
+        del state["square.head.weight"]
+    else:
+        state["velocity.head.weight"] = state.pop("mean.head.weight")
+    with pytest.raises(ValueError, match="its optimizers have different tensors"):
+        check_state(learner, state)

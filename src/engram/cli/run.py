@@ -35,6 +35,7 @@ from engram.config.effect import has_effect
 from engram.config.methods import check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
+from engram.config.rules import OPTIMIZER_SETTINGS
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
@@ -238,8 +239,10 @@ def refuse_without_effect(names: Iterable[str], configs: Sequence[Config]) -> No
     """Refuse a setting that none of the methods uses."""
     for name in names:
         if not any(has_effect(name, config) for config in configs):
-            methods = ", ".join(config.method for config in configs)
-            raise InputError(f"{name} has no effect on {methods}: leave it out")
+            what = ", ".join(config.method for config in configs)
+            if name in OPTIMIZER_SETTINGS:
+                what = f"{configs[0].optimizer} as it is set here"
+            raise InputError(f"{name} has no effect on {what}: leave it out")
 
 
 def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:

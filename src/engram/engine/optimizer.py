@@ -191,11 +191,11 @@ class Optimizer:
             return
         slots["steps"].add_(1)
         numbers = {"rate": self.rate, "beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
-        moments, step = (slots["mean"], slots["square"]), int(slots["steps"])
+        mean, square, step = slots["mean"], slots["square"], int(slots["steps"])
         if self.name == "adam":
-            adam(theta, gradient, *moments, step, weight_decay=self.weight_decay, **numbers)
+            adam(theta, gradient, mean, square, step, weight_decay=self.weight_decay, **numbers)
         else:
-            adamw(theta, gradient, *moments, step, weight_decay=self.weight_decay, **numbers)
+            adamw(theta, gradient, mean, square, step, weight_decay=self.weight_decay, **numbers)
 
     def pull_of(self, penalty: Quadratic, penalty_step: str) -> Pull | None:
         """A penalty's part of a step: for plain SGD with the rate in it, otherwise apart from the optimizer's.
