@@ -6,14 +6,18 @@ from typing import Annotated
 
 import typer
 
-from engram.common.registry import BENCHMARKS
+from engram.common.registry import BENCHMARKS, REHEARSALS
 from engram.config.methods import all_methods
 
-METHOD_NAMES, BENCHMARK_NAMES = ", ".join(all_methods()), ", ".join(BENCHMARKS.names())  # for help texts
+# for help texts
+METHOD_NAMES, BENCHMARK_NAMES = ", ".join((*all_methods(), *REHEARSALS.names())), ", ".join(BENCHMARKS.names())
 
 Methods = Annotated[
     str | None,
-    typer.Option(help=f"Comma-separated, or 'all': {METHOD_NAMES}.", show_default="the paper's eight"),
+    typer.Option(
+        help=f"Comma-separated, or 'all' or 'reference': {METHOD_NAMES}, or HEAD+METHOD.",
+        show_default="the paper's eight",
+    ),
 ]
 Trials = Annotated[
     int | None, typer.Option(help="Repetitions with other weights, orders and tasks.", show_default="10")

@@ -30,7 +30,7 @@ from engram.cli.options import (
     Trials,
 )
 from engram.common.errors import InputError, check_choice
-from engram.common.registry import BENCHMARKS
+from engram.common.registry import BENCHMARKS, REHEARSALS
 from engram.config.effect import has_effect
 from engram.config.methods import check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
@@ -271,7 +271,8 @@ def _method_names(methods: str | None) -> list[str]:
         return list(PAPER_METHODS)
     if methods == "all":
         return usable_methods(lambda sentence: print(f"engram: {sentence}", file=sys.stderr))
-    names = [name.strip() for name in methods.split(",")]
+    typed = [name.strip() for name in methods.split(",")]
+    names = [name for word in typed for name in (REHEARSALS.names() if word == "reference" else (word,))]
     for name in names:
         check_method(name)
     if len(set(names)) < len(names):

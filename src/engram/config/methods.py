@@ -41,21 +41,22 @@ def parts_of(method: str) -> Parts:
 
 
 def all_methods() -> tuple[str, ...]:
-    """What `--methods all` runs: the paper's in its order, every other combination of a head and a penalty, rehearsals.
+    """What `--methods all` runs: the paper's in its order, then every other combination of a head and a penalty.
 
     Heads that are baselines, or registered with `listed=False`, take no part; a method can name them all the same.
+    Nor do rehearsals, the reference methods: `--methods reference` runs those.
     """
     facts = {name: HEADS.known_facts(name) for name in HEADS.names()}
     heads = [name for name, known in facts.items() if not known.get("baseline") and known.get("listed", True)]
     penalties = [first + name for name in PENALTIES.names() for first in ("", *(f"{head}+" for head in heads))]
-    return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties, *REHEARSALS.names())))
+    return tuple(dict.fromkeys((*PAPER_METHODS, *heads, *penalties)))
 
 
 def known_methods() -> tuple[str, ...]:
-    """Every method that there is: `all_methods()`, then every other head, alone and with each of the others."""
+    """Every method: `all_methods()`, the rehearsals, then every other head, alone and with a penalty or a rehearsal."""
     heads = HEADS.names()
     both = (f"{head}+{other}" for head in heads for other in (*PENALTIES.names(), *REHEARSALS.names()))
-    return tuple(dict.fromkeys((*all_methods(), *heads, *both)))
+    return tuple(dict.fromkeys((*all_methods(), *REHEARSALS.names(), *heads, *both)))
 
 
 def usable_methods(on_problem: Callable[[str], None]) -> list[str]:
@@ -78,7 +79,7 @@ def check_method(method: str) -> None:
     known = known_methods()
     if method not in known:
         more = f"or HEAD+METHOD with a head of {', '.join(HEADS.names())}"
-        only = f"only {', '.join(all_methods())}, {more}"
+        only = f"only {', '.join((*all_methods(), *REHEARSALS.names()))}, {more}"
         raise InputError(f"there is no method {shortened(method)}{nearest(method, known)}, {only}")
 
 

@@ -24,7 +24,7 @@ from engram.common.errors import DivergedError, InputError, reason, shortened
 from engram.common.files import keep_previous, read_json, remove_unfinished, write_atomically
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config
-from engram.engine.learner import Key, Learner, Outcome, Outcomes, Record
+from engram.engine.learner import Key, Learner, Outcome, Outcomes, Record, check_kept
 from engram.engine.loop import Position
 from engram.engine.optimizer import check_state
 from engram.engine.stacks import StackPlan, digest
@@ -119,6 +119,7 @@ class Checkpoints:
             "position": [position.task, position.epoch, position.piece, position.part],
             "counts": [len(position.losses), len(position.dynamics)],
             "outcomes": described,
+            "kept": [outcome.kept for outcome in outcomes.values()],
             "finished": not learners,
         }
         self.writer = threading.Thread(target=self._write, args=(tensors, header), daemon=True)
@@ -186,7 +187,7 @@ class Checkpoints:
             raise InputError(f"the settings were changed since the run that saved {path} started")
         try:
             _check_header(header, configs, plan.keys)
-            outcomes = _outcomes_of(header["outcomes"], tensors["records"])
+            outcomes = _outcomes_of(header["outcomes"], header["kept"], tensors["records"])
         except (*MALFORMED, InputError) as error:
             raise InputError(f"{path} does not belong to this run ({reason(error)})") from error
         return Checkpoint(path, header, tensors, outcomes)
@@ -232,10 +233,9 @@ def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Posit
     """Everything to save, as copies, since training continues while they are written."""
     tensors: dict[str, Tensor] = {}
     for i, learner in enumerate(learners):
-        tensors |= {f"{i}.model.{name}": tensor for name, tensor in learner.model.state_dict().items()}
-        tensors |= {f"{i}.penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
-        tensors |= {f"{i}.optimizer.{name}": tensor for name, tensor in learner.optimizer_state.items()}
-        tensors |= {f"{i}.rehearsal.{name}": tensor for name, tensor in learner.remembered.items()}
+        parts = {"model": learner.model.state_dict(), "penalty": learner.penalty.state_dict()}
+        parts |= {"optimizer": learner.optimizer_state, "rehearsal": learner.remembered}
+        tensors |= {f"{i}.{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
     tensors |= {f"losses.{i}": tensor for i, tensor in enumerate(position.losses)}
     tensors |= {f"dynamics.{i}": tensor for i, tensor in enumerate(position.dynamics)}
     # `vars` and not `astuple`, which copies deeply: there may be a hundred thousand.
@@ -284,13 +284,13 @@ def _check_header(header: dict[str, Any], configs: Mapping[str, Config], keys: S
             raise ValueError(f"it does not say in which task and step trial {trial} diverged")
 
 
-def _outcomes_of(described: list[list[Any]], records: Tensor) -> Outcomes:
+def _outcomes_of(described: list[list[Any]], kept: list[Any], records: Tensor) -> Outcomes:
     if records.ndim != 2 or records.shape[1] != RECORD_WIDTH:
         raise ValueError(f"its records have the shape {tuple(records.shape)}")
     outcomes: Outcomes = {}
-    for label, trial, untrained, rows, diverged in described:
+    for (label, trial, untrained, rows, diverged), own in zip(described, kept, strict=True):
         error = None if diverged is None else DivergedError(*diverged)
-        outcomes[label, trial] = Outcome(untrained, rows, [], error)
+        outcomes[label, trial] = Outcome(untrained, rows, [], error, check_kept(own))
     in_order = list(outcomes.items())
     for i, *of, loss, eta, hebb_norm, alpha_norm in records.tolist():
         trial, task, epoch, step = (int(number) for number in of)

@@ -17,6 +17,7 @@ from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.program import Mapped
+from engram.engine.gpu.rehearsal import reason_against_rehearsal
 from engram.engine.gpu.section import Section
 from engram.engine.inspection import draws_numbers, has_gradient_hooks
 from engram.engine.learner import Learner
@@ -52,6 +53,8 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
     alone: list[Learner] = []
     for group in architectures(learners):
         reason = reason_against_mapping(group, example, kernels)
+        if reason is None and group[0].rehearsal is not None:
+            reason = reason_against_rehearsal(group, batches)
         if reason is None:
             alike.append(group)
         else:
@@ -131,8 +134,6 @@ def reason_against_mapping(
         >>> reason_against_mapping(learners, (inputs, targets), None)
         'the model draws random numbers, which differ in a stack'
     """
-    if group[0].rehearsal is not None:
-        return "a rehearsal takes its own steps"
     penalty = group[0].penalty
     if form_of(penalty) is None:
         verbs = [verb for verb in penalty.custom_verbs if verb != "consolidate"]

@@ -17,7 +17,7 @@ from engram.engine.checkpoint import Checkpoint, CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.loop import Position, check_position, run_stream
-from engram.engine.program import Batches
+from engram.engine.program import Batches, memory_notes
 from engram.engine.stacks import Builder, StackPlan
 
 
@@ -118,7 +118,7 @@ class StackTraining:
                 self.outcomes = dict(zip(plan.keys, (learner.outcome for learner in self.learners), strict=True))
                 device = choose_device(builder.device_name)
                 self.program, notes = choose_program(self.learners, batches, device)
-                self._note(*notes)
+                self._note(*notes, *memory_notes(self.learners, batches))
                 self._stop_if_asked()
                 try:
                     run_stream(self.program, batches, self.config, self.position, self._on_position)

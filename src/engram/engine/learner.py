@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
-from engram.common.errors import DivergedError
+from engram.common.errors import DivergedError, shortened
 from engram.config.settings import Config
 from engram.penalties import Penalty
 from engram.rehearsal import Rehearsal
@@ -35,6 +36,17 @@ class Outcome:
     rows: list[list[float]] = field(default_factory=list)  # after each task, on all tasks up to the next one
     records: list[Record] = field(default_factory=list)
     diverged: DivergedError | None = None
+    kept: tuple[int, int] | None = None  # by a rehearsal between tasks: samples, and bytes of everything
+
+
+def check_kept(kept: Any) -> tuple[int, int] | None:
+    """What a file says about `Outcome.kept`, if it can be that."""
+    if kept is None:
+        return None
+    samples, size = kept
+    if not all(type(number) is int and number >= 0 for number in (samples, size)):
+        raise ValueError(f"{shortened(kept)} is not a number of samples and of bytes")
+    return samples, size
 
 
 @dataclass

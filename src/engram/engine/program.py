@@ -14,6 +14,7 @@ from engram.data.batches import Piece, batches_of, epoch_order, num_batches
 from engram.data.samples import Samples
 from engram.data.streams import Stream, Task
 from engram.engine.learner import Learner
+from engram.engine.rehearsal import kept_by
 from engram.nn.classes import mask_logits
 from engram.nn.modules import frozen
 
@@ -83,6 +84,17 @@ def settle_heads(learners: Sequence[Learner]) -> None:
             settle = getattr(module, "settle", None)
             if callable(settle):
                 settle()
+
+
+def memory_notes(learners: Sequence[Learner], batches: Batches) -> list[str]:
+    """A line about what each method with a rehearsal keeps between tasks, which is put into its outcome too."""
+    notes = []
+    for learner in learners:
+        learner.outcome.kept = kept_by(learner, batches.streams[batches.trials.index(learner.trial)])
+        if learner.outcome.kept is not None:
+            samples, size = learner.outcome.kept
+            notes.append(f"{learner.config.method} keeps {samples:,} samples of earlier tasks, {size:,} bytes in all")
+    return list(dict.fromkeys(notes))
 
 
 def consolidate_alone(learner: Learner, task: Task, dtype: torch.dtype) -> bool:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engram.common.seeding import generator
 from engram.data.batches import num_batches, read_inputs
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
 from engram.rehearsal import Batch, Moment
-from engram.rehearsal.rehearsal import Shapes, moment_of
+from engram.rehearsal.rehearsal import Shapes, moment_of, tensors_of
 
 AT_END = -1  # the epoch and step of what is drawn when a task has been learned
 
@@ -138,17 +138,43 @@ def begin_task(learner: Learner, n: int) -> None:
             learner.optimizer_state = {}
 
 
-def memory_note(learner: Learner, samples: Mapping[int, int]) -> str | None:
-    """What a method keeps between tasks, in samples and bytes, as a line of a log; None without a rehearsal.
+def end_task(learner: Learner, still: nn.Module, stream: Stream, seed: int, moment: Moment) -> None:
+    """Let a learner's rehearsal remember the task, which has been learned; what it remembers changes in place.
+
+    Args:
+        learner: with a rehearsal.
+        still: a copy of its model in evaluation mode.
+        stream: what it learns.
+        seed: of the experiment.
+        moment: of the task.
+    """
+    assert learner.rehearsal is not None
+    shapes = learner.rehearsal.draws_at_end(stream.input_shape)
+    drawn = draw(shapes, seed, learner.trial, moment.task, AT_END, AT_END)
+    random = {name: numbers.to(moment.new.device) for name, numbers in drawn.items()}
+    state = learner.rehearsal.end_task(still, tensors_of(learner.model), learner.remembered, random, moment)
+    for name, tensor in state.items():
+        learner.remembered[name].copy_(tensor)
+
+
+def kept_by(learner: Learner, stream: Stream) -> tuple[int, int] | None:
+    """What a learner's rehearsal keeps between tasks: samples of earlier tasks, and bytes; None without a rehearsal.
+
+    Joint training keeps all samples before the last task, as the stream holds them.
 
     Args:
         learner: any.
-        samples: the number of samples of all tasks and their bytes, for a method that is given them all.
+        stream: what it learns.
+
+    Example:
+        >>> kept_by(learner, stream)  # 200 samples of 784 pixels, as floats, with their labels and tasks
+        (200, 630400)
     """
     if learner.rehearsal is None:
         return None
-    kept, method = learner.rehearsal.memory(learner.remembered), learner.config.method
+    samples, size = learner.rehearsal.memory(learner.remembered)
     if learner.rehearsal.whole_stream:
-        ((count, size),) = samples.items()
-        return f"{method} keeps all {count:,} training samples ({size:,} bytes) and {kept.bytes:,} bytes"
-    return f"{method} keeps {kept.samples:,} samples of earlier tasks, {kept.bytes:,} bytes in all"
+        inputs = stream[0].train.inputs
+        samples = sum(len(task.train) for task in stream[:-1])
+        size += samples * (inputs[0].numel() * inputs.element_size() + stream[0].train.targets.element_size())
+    return samples, size

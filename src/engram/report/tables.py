@@ -45,7 +45,14 @@ def summary(results: Results) -> Table:
     """
     made = (*COLUMNS, *(PAPER_COLUMNS if any(map(has_paper_data, results.values())) else ()))
     rows = [(label, *(cell(result) for _, cell in made)) for label, result in results.items()]
-    notes = (ABOUT, *_changes(results), *_other_files(results), *unfinished(results), *diverged(results))
+    notes = (
+        ABOUT,
+        *_changes(results),
+        *_other_files(results),
+        *_kept(results),
+        *unfinished(results),
+        *diverged(results),
+    )
     return Table(summary_title(results), (label_heading(results), *(heading for heading, _ in made)), rows, notes)
 
 
@@ -206,6 +213,15 @@ def _changes(results: Results) -> list[str]:
         return []
     settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
     return [f"Changed from the preset (in parentheses): {'; '.join(settings)}."]
+
+
+def _kept(results: Results) -> list[str]:
+    """What methods with a rehearsal keep between tasks."""
+    facts = [(label, *result.kept) for label, result in results.items() if result.kept is not None]
+    if not facts:
+        return []
+    kept = "; ".join(f"{label} {count(samples, 'sample')}, {size:,} bytes" for label, samples, size in facts)
+    return [f"Kept between tasks: {kept}."]
 
 
 def _other_files(results: Results) -> list[str]:

@@ -155,6 +155,8 @@ def write_results(folder: Path, results: Mapping[str, Result], dynamics: bool = 
             "untrained": _without_nan(result.untrained),
             "diverged": [asdict(divergence) for divergence in result.diverged],
         }
+        if result.kept is not None:
+            entry["kept"] = result.kept
         lines.append(json.dumps(entry))
     entries = "[\n" + ",\n".join(lines) + "\n]" if lines else "[]"
     write_atomically(folder / RESULTS, f'{{"format": {FORMAT}, "results": {entries}}}\n')
@@ -222,7 +224,11 @@ def _result(config: Config, entry: Mapping[str, Any], data: list[dict[str, Any]]
     diverged = [divergence_of(each) for each in entry["diverged"]]
     if not {divergence.trial for divergence in diverged} <= set(trials):
         raise ValueError("it has a divergence of a trial that it does not have")
-    return Result(config, tuple(trials), accuracy, untrained, diverged=diverged, data=data)
+    kept = entry.get("kept")
+    if kept is not None and not (len(kept) == 2 and all(type(n) is int and n >= 0 for n in kept)):
+        raise ValueError("what it keeps is not a number of samples and of bytes")
+    kept = None if kept is None else tuple(kept)
+    return Result(config, tuple(trials), accuracy, untrained, diverged=diverged, data=data, kept=kept)
 
 
 def _with_dynamics(results: dict[str, Result], path: Path) -> tuple[dict[str, Result], dict[str, str]]:

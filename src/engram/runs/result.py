@@ -61,6 +61,7 @@ class Result:
         dynamics: rows with the names of DYNAMICS; their trial is MEAN where only means over trials were saved.
         diverged: where trials diverged.
         data: the name, origin and number of samples of each dataset.
+        kept: what a method with a rehearsal keeps between tasks, in samples and bytes.
 
     Example:
         >>> result = engram.run(engram.preset("split-mnist", "dhp+si", dataset="mnist-small", trials=3))
@@ -75,6 +76,7 @@ class Result:
     dynamics: list[dict[str, float]] = field(default_factory=list)
     diverged: list[Divergence] = field(default_factory=list)
     data: list[dict[str, Any]] = field(default_factory=list)
+    kept: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if len(self.trials) != len(self.accuracy):
@@ -191,6 +193,7 @@ def _result_of(config: Config, outcomes: Mapping[int, Outcome], data: list[dict[
             if outcome.diverged is not None
         ],
         data=data,
+        kept=next((outcome.kept for outcome in outcomes.values()), None),
     )
 
 

@@ -142,7 +142,18 @@ class OneByOne:
 
         own = [i for i, learner in enumerate(self.learners) if learner.learning and learner.trial in tasks]
         in_parallel(consolidate_some, own, self.device)
+        self._note_times(n)
         return finite
+
+    def _note_times(self, n: int) -> None:
+        """How long each method that trains on all tasks so far took for this one, as the mean over its trials."""
+        times: dict[str, list[float]] = {}
+        for descent in self.descents:
+            if isinstance(descent, RehearsalDescent) and descent.rehearsal.whole_stream:
+                times.setdefault(descent.learner.config.method, []).append(descent.seconds)
+        for method, seconds in times.items():
+            mean = f"{sum(seconds) / len(seconds):.2f} s of training in task {n + 1}"
+            self.notes.append(f"{method}: {mean} (mean of {len(seconds)} trials)")
 
     def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
         values = torch.full((len(self.learners), len(tasks)), float("nan"), dtype=torch.float64)

@@ -14,7 +14,7 @@ from torch import Tensor
 from engram.data.batches import num_batches
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
-from engram.engine.rehearsal import AT_END, WholeStream, begin_task, draw, moment_in
+from engram.engine.rehearsal import WholeStream, begin_task, draw, end_task, moment_in
 from engram.engine.weight_step import prepare_state
 from engram.rehearsal import Batch
 from engram.rehearsal.agem import project
@@ -116,13 +116,7 @@ class RehearsalDescent:
 
     def end_task(self) -> None:
         """Remember the task, which has been learned."""
-        learner = self.learner
-        shapes = self.rehearsal.draws_at_end(self.stream.input_shape)
-        drawn = draw(shapes, self.seed, learner.trial, self.n, AT_END, AT_END)
-        random = {name: numbers.to(self.device) for name, numbers in drawn.items()}
-        tensors = tensors_of(learner.model)
-        state = self.rehearsal.end_task(self.still, tensors, learner.remembered, random, self.moment)
-        learner.remembered.update(state)
+        end_task(self.learner, self.still, self.stream, self.seed, self.moment)
 
 
 def _gradients(loss: Tensor, trained: dict[str, torch.nn.Parameter]) -> list[Tensor]:

@@ -20,6 +20,7 @@ from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
 from engram.data.scenarios import candidates
 from engram.data.streams import Task
 from engram.engine.gpu.consolidation import consolidate_section
+from engram.engine.gpu.rehearsal import RehearsalSection
 from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
 from engram.engine.memory import Portion
@@ -56,7 +57,11 @@ class Mapped:
         self.batches = batches
         self.place = {trial: place for place, trial in enumerate(batches.trials)}
         self.learners = [learner for group in groups for learner in group]
-        self.sections = [Section(group, kernels) for group in groups]
+        self.sections = [
+            Section(group, kernels) if group[0].rehearsal is None else RehearsalSection(group, kernels, batches)
+            for group in groups
+        ]
+        self.rehearsing = [section for section in self.sections if isinstance(section, RehearsalSection)]
         self.device = batches.tasks(0)[0].train.inputs.device
         self.kernels = kernels
         self.captures = self.device.type == "cuda" and kernels is not None
@@ -68,7 +73,7 @@ class Mapped:
         # `torch.func.grad`, first needed when a task ends, imports this, which takes long.
         self.aside.submit(import_module, "torch._dynamo")
         self.drawn: tuple[tuple[int, int], Future[Tensor]] | None = None
-        self.graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, int, int, bool], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
         self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)  # the next sample of the epoch's order
         self.slot = torch.zeros(1, dtype=torch.int64, device=self.device)  # the next column of `losses`
@@ -79,6 +84,8 @@ class Mapped:
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)
         self.graphs.clear()  # they refer to the previous task's data and pulls
+        for rehearsing in self.rehearsing:
+            rehearsing.enter_task(n)
         for section in self.sections:
             section.begin_task()
         sizes = self.batches.sizes(n)
@@ -87,6 +94,7 @@ class Mapped:
         self.permutations = torch.stack(permutations) if permutations else None
 
     def begin_epoch(self, n: int, epoch: int) -> None:
+        self.now = (n, epoch)
         ready = self.drawn is not None and self.drawn[0] == (n, epoch)
         drawn = self.drawn[1].result() if self.drawn is not None and ready else self._draw(n, epoch)
         self.order.copy_(drawn, non_blocking=True)
@@ -105,20 +113,36 @@ class Mapped:
         self.cursor.fill_(piece.first_sample)
         self.slot.fill_(0)
         key = (trials.start, trials.stop, piece.batch_size)
-        steps = piece.num_steps
-        if self.captures and key not in self.graphs:
+        steps = piece.num_steps - self._prepare_rehearsals(piece, key)
+        graph = (*key, any(section.storing for section in self.rehearsing))
+        if self.captures and steps and graph not in self.graphs:
             self._step(*key)  # a real step, which also prepares what a capture needs
             steps -= 1
-            self.graphs[key] = self._captured(*key)
+            self.graphs[graph] = self._captured(*key)
         for _ in range(steps):
             if self.captures:
-                self.graphs[key].replay()
+                self.graphs[graph].replay()
             else:
                 self._step(*key)
         if len(trials) == len(self.batches.trials):
             return self.losses[:, : piece.num_steps].clone()
         parts = self._parts(trials.start, trials.stop)
         return torch.cat([self.losses[part.places, : piece.num_steps] for part in parts])
+
+    def _prepare_rehearsals(self, piece: Piece, key: tuple[int, int, int]) -> int:
+        """Prepare what sections that rehearse need for a piece; returns how many of its steps were taken already.
+
+        The first step of all is another one than the others, since nothing is remembered yet.
+        """
+        first = bool(self.rehearsing) and (*self.now, piece.first_step) == (0, 0, 0)
+        for section in self.rehearsing:
+            section.prepare_piece(piece, self.now[1])
+            section.first = first
+        if first:
+            self._step(*key)
+        for section in self.rehearsing:
+            section.first = False
+        return int(first)
 
     def _captured(self, first: int, last: int, batch_size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -132,7 +156,10 @@ class Mapped:
         inputs, targets = self._batch(first, last, batch_size)
         parts = self._parts(first, last)
         for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
-            losses = part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
+            if isinstance(part.section, RehearsalSection):
+                losses = part.section.rehearse(inputs, targets, self.slot, part.rows)
+            else:
+                losses = part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
             self.losses[part.places].index_copy_(1, self.slot, losses[:, None])
         self.cursor += batch_size
         self.slot += 1
@@ -190,6 +217,8 @@ class Mapped:
     def consolidate(self, n: int, seen: Mapping[int, Task] | None = None) -> Tensor:
         settle_heads(self.learners)
         tasks = dict(zip(self.batches.trials, self.batches.tasks(n), strict=True)) if seen is None else seen
+        for rehearsing in self.rehearsing:  # which never consolidate within a task
+            rehearsing.end_task()
         return torch.cat(
             [
                 consolidate_section(section, tasks, self.batches.dtype, self.weighed, self.notes)

@@ -16,6 +16,8 @@ from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.nn.dhp import DHPSoftmax
 
+Tensors = dict[str, Tensor]
+
 
 class Section:
     """Learners whose models are alike. Everything has their axis in front: parameters, batches, losses.
@@ -23,19 +25,21 @@ class Section:
     Args:
         learners: of one architecture, trial after trial.
         kernels: the Triton kernels, if there are any.
+        patched: whether layers may use them too, and not only steps.
 
     Example:
         >>> section = Section(learners, None)
         >>> section.begin_task()
     """
 
-    def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None):
+    def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None, patched: bool = True):
         self.learners = list(learners)
         self.kernels = kernels
         # A plastic head computes what a matched one does, with a constant trace; the reverse does not hold.
         one = max(self.learners, key=lambda learner: learner.config.plastic).model
         self.skeleton = copy.deepcopy(one).train()
-        prepare(self.skeleton, kernels, load_patches() if kernels else None)
+        if patched:
+            prepare(self.skeleton, kernels, load_patches() if kernels else None)
         self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
         traceless = [not read_dynamics(learner.model) for learner in self.learners]
@@ -64,11 +68,7 @@ class Section:
             classes: the outputs that take part.
             rows: whose.
         """
-        axes = (len(inputs), -1)  # trials, and models of a trial
-        # Leaves of their own graph: as views of all rows they would lead the gradient back to all rows.
-        leaves = {n: self.rows.parameters[n][rows].detach().unflatten(0, axes).requires_grad_() for n in self.steps}
-        fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
-        buffers = {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
+        leaves, fixed, buffers = self.tensors_of_step(rows, (len(inputs), -1))
 
         def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             logits = functional_call(self.skeleton, (parameters, buffers), (x, y))
@@ -78,9 +78,30 @@ class Section:
         losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
         if not losses.requires_grad:  # heads that only remember: there is nothing to train
             return losses.flatten()
+        self.descend(leaves, self.gradients(losses, leaves), rows)
+        return losses.detach().flatten()
+
+    def tensors_of_step(self, rows: slice, axes: tuple[int, int]) -> tuple[Tensors, Tensors, Tensors]:
+        """What is trained, the other parameters, and the buffers, of the models in `rows`, by name.
+
+        Args:
+            rows: whose.
+            axes: the number of trials, and of models of a trial.
+        """
+        # Leaves of their own graph: as views of all rows they would lead the gradient back to all rows.
+        leaves = {n: self.rows.parameters[n][rows].detach().unflatten(0, axes).requires_grad_() for n in self.steps}
+        fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
+        return leaves, fixed, {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
+
+    def gradients(self, losses: Tensor, leaves: Tensors) -> list[Tensor]:
+        """Of each model's loss, for each of the leaves; zeros for one that is not used: a penalty pulls it too."""
         if losses.shape not in self.ones:
             self.ones[losses.shape] = torch.ones_like(losses)
-        gradients = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
+        found = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
+        return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves.values(), found, strict=True)]
+
+    def descend(self, leaves: Tensors, gradients: Sequence[Tensor], rows: slice) -> None:
+        """Take the step of each parameter along its gradient."""
         if self.take_step is not take_step:  # which counts by itself
             self._tick(rows)
         proximal = self.learners[0].config.penalty_step == "proximal"
@@ -91,11 +112,7 @@ class Section:
                 self._move_anchors()
             for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
                 if (self.steps[name].moving is not None) == moving:
-                    gradient = (
-                        torch.zeros_like(leaf) if gradient is None else gradient
-                    )  # an unused weight is pulled too
                     self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
-        return losses.detach().flatten()
 
     def _tick(self, rows: slice) -> None:
         """Count the step, for the kernel of Adam."""

@@ -1,0 +1,206 @@
+"""A section whose models rehearse: the functions of a rehearsal, written for one model, mapped over all."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from engram.common.errors import InputError
+from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
+from engram.data.streams import Task
+from engram.engine.cpu.rehearsal import RehearsalDescent
+from engram.engine.gpu.section import Called, Section
+from engram.engine.learner import Learner
+from engram.engine.program import Batches
+from engram.engine.rehearsal import draw, end_task, moment_in
+from engram.rehearsal import Batch
+from engram.rehearsal.agem import project
+from engram.rehearsal.rehearsal import State
+
+
+class RehearsalSection(Section):
+    """Learners of one architecture with the same rehearsal and the same settings of it.
+
+    What they remember is rows of tensors (N, ...), of which each learner's own are views.
+
+    Args:
+        learners: trial after trial.
+        kernels: the Triton kernels, if there are any; layers are mapped unchanged.
+        batches: what they learn.
+
+    Example:
+        >>> section = RehearsalSection(learners, None, batches)
+        >>> section.enter_task(0)
+        >>> section.begin_task()
+    """
+
+    def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None, batches: Batches):
+        super().__init__(learners, kernels, patched=False)
+        assert learners[0].rehearsal is not None
+        self.rehearsal = learners[0].rehearsal
+        self.batches = batches
+        names = learners[0].remembered
+        self.remembered: State = {n: torch.stack([learner.remembered[n] for learner in learners]) for n in names}
+        for i, learner in enumerate(learners):
+            learner.remembered = {name: tensor[i] for name, tensor in self.remembered.items()}
+        self.numbers: dict[tuple[int, int], Tensor] = {}  # those of a piece, by batch size and number of trials
+        self.storing = self.first = False
+
+    def enter_task(self, n: int) -> None:
+        """Prepare for task n."""
+        self.n = n
+        self.moment = moment_in(self.batches.streams[0], n, self.device)  # the same outputs in all trials
+
+    def prepare_piece(self, piece: Piece, epoch: int) -> None:
+        """Draw the random numbers of a piece: (steps, trials, all numbers of a step)."""
+        shapes = self.rehearsal.draws(piece.batch_size)
+        trials = self.batches.trials[piece.trials]
+        self.storing = self.rehearsal.stores_in(epoch)
+        count = sum(map(math.prod, shapes.values()))
+        if count == 0:
+            return
+        drawn = torch.empty(piece.num_steps, len(trials), count, dtype=torch.float64)
+        for k, step in enumerate(range(piece.first_step, piece.end)):
+            for row, trial in zip(drawn[k], trials, strict=True):
+                own = draw(shapes, self.batches.seed, trial, self.n, epoch, step)
+                torch.cat([numbers.flatten() for numbers in own.values()], out=row)
+        key = (piece.batch_size, len(trials))
+        if key not in self.numbers:  # a graph refers to it, so it stays the same tensor
+            self.numbers[key] = torch.zeros(LONGEST_PIECE, *drawn.shape[1:], dtype=torch.float64, device=self.device)
+        self.numbers[key][: piece.num_steps].copy_(drawn)
+
+    def _random(self, batch_size: int, num_trials: int, slot: Tensor) -> State:
+        """The random numbers of the step in this slot of the piece, (T, ...) by name."""
+        shapes = self.rehearsal.draws(batch_size)
+        if not shapes:
+            return {}
+        numbers = self.numbers[batch_size, num_trials].index_select(0, slot)[0]
+        parts = numbers.split([math.prod(shape) for shape in shapes.values()], dim=1)
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+    def rehearse(self, inputs: Tensor, targets: Tensor, slot: Tensor, rows: slice) -> Tensor:
+        """One step of the models in `rows`; returns their losses before it. As `step`, with random numbers.
+
+        Args:
+            inputs: (T, B, ...), a batch of each trial.
+            targets: (T, B).
+            slot: (1,), the number of the step in its piece.
+            rows: whose.
+        """
+        axes, rehearsal = (len(inputs), -1), self.rehearsal
+        moment = replace(self.moment, first=self.first)
+        random = self._random(targets.shape[1], len(inputs), slot)
+        leaves, fixed, buffers = self.tensors_of_step(rows, axes)
+        state = {name: tensor[rows].unflatten(0, axes) for name, tensor in self.remembered.items()}
+
+        def loss(parameters: State, buffers: State, state: State, x: Tensor, y: Tensor, random: State) -> tuple:
+            call = Called(
+                self.skeleton,
+                lambda model: rehearsal.loss(model, self.still, state, Batch(x, y), random, moment),
+            )
+            tensors = {f"model.{name}": tensor for name, tensor in (*parameters.items(), *buffers.items())}
+            return functional_call(call, tensors, ())
+
+        def reference(parameters: State, buffers: State, state: State, random: State) -> Tensor:
+            return rehearsal.reference_loss(self.still, {**parameters, **buffers}, state, random, moment)
+
+        own = (0, 0, 0)
+        losses, logits = vmap(vmap(loss, in_dims=(*own, None, None, None), randomness="different"))(
+            {**leaves, **fixed}, buffers, state, inputs, targets, random
+        )
+        if losses.requires_grad:
+            gradients = self.gradients(losses, leaves)
+            if rehearsal.projects and self.n > 0:
+                mapped = vmap(vmap(reference, in_dims=(*own, None)))
+                against = self.gradients(mapped({**leaves, **fixed}, buffers, state, random), leaves)
+                flat = [[g.flatten(0, 1) for g in some] for some in (gradients, against)]
+                gradients = [g.unflatten(0, axes) for g in vmap(project)(*flat)]
+            self.descend(leaves, gradients, rows)
+        if self.storing:
+            self._store(state, Batch(inputs, targets), logits.detach(), random, rows)
+        return losses.detach().flatten()
+
+    @torch.no_grad()
+    def _store(self, state: State, batch: Batch, logits: Tensor, random: State, rows: slice) -> None:
+        def store(state: State, z: Tensor, x: Tensor, y: Tensor, random: State) -> State:
+            return self.rehearsal.store(state, Batch(x, y), z, random, self.n)
+
+        written = vmap(vmap(store, in_dims=(0, 0, None, None, None)))(
+            state, logits, batch.inputs, batch.targets, random
+        )
+        for name, tensor in written.items():
+            self.remembered[name][rows].copy_(tensor.flatten(0, 1))
+
+    def end_task(self) -> None:
+        """Remember the task, which has been learned."""
+        for learner in self.learners:
+            if learner.learning:
+                stream = self.batches.streams[self.batches.trials.index(learner.trial)]
+                end_task(learner, self.still, stream, self.batches.seed, self.moment)
+
+
+def _first_samples(task: Task, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    samples = task.train[slice(size)]
+    return read_inputs(samples.inputs, task.permutation, dtype), samples.labels
+
+
+def _step_alone(descents: Sequence[RehearsalDescent], n: int, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for descent, (inputs, targets) in zip(descents, pairs, strict=True):
+        descent.learner.model.train()
+        descent.enter_task(n)
+        descent.begin_task(())
+        descent.at(0, 0)
+        descent.step(inputs, targets)
+        descent.end_task()
+
+
+def reason_against_rehearsal(group: Sequence[Learner], batches: Batches) -> str | None:
+    """Why models with a rehearsal cannot be trained as one, tried on copies; None if they can.
+
+    Copies take a step of the first task and one of the second, stacked and alone.
+
+    Args:
+        group: learners of one architecture and rehearsal, whose models can be mapped.
+        batches: what they learn.
+    """
+    assert group[0].rehearsal is not None
+    if group[0].rehearsal.whole_stream:
+        return "batches of all tasks so far differ in number from those of one task"
+    tried = [group[0], group[-1]] if group[0].trial != group[-1].trial else [group[0]]
+    trials = [learner.trial for learner in tried]
+    streams = [batches.streams[batches.trials.index(trial)] for trial in trials]
+    some = Batches(trials, streams, batches.seed, batches.dtype)
+    alone, stacked = ([copy.deepcopy(learner) for learner in tried] for _ in range(2))
+    size = min(4, *(len(task.train) for stream in streams for task in stream[:2]))
+    piece = Piece(slice(0, len(tried)), 0, 1, 0, size)
+    try:
+        section = RehearsalSection(stacked, None, some)
+        descents = [
+            RehearsalDescent(learner, stream, some.seed, some.dtype)
+            for learner, stream in zip(alone, streams, strict=True)
+        ]
+        for n in range(min(2, len(streams[0]))):
+            pairs = [_first_samples(stream[n], size, some.dtype) for stream in streams]
+            _step_alone(descents, n, pairs)
+            section.enter_task(n)
+            section.begin_task()
+            section.prepare_piece(piece, 0)
+            section.first = n == 0
+            inputs, targets = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+            section.rehearse(inputs, targets, torch.zeros(1, dtype=torch.int64, device=inputs.device), slice(0, None))
+            section.end_task()
+    except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
+        return f"PyTorch cannot map the rehearsal ({str(reason).strip().splitlines()[0]})"
+    for one, other in zip(alone, stacked, strict=True):
+        tensors = dict(other.model.named_parameters())
+        for name, theta in one.model.named_parameters():
+            if not torch.allclose(theta, tensors[name], rtol=0.05, atol=1e-3):
+                return f"{name!r} takes another step when the rehearsal is mapped"
+    return None

@@ -1,0 +1,112 @@
+"""In a stack, every rehearsal computes what it computes alone; a resumed run is the run that was never stopped."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from test_methods import CPU, config_of, tiny_stream
+
+from engram.common.errors import Stopped
+from engram.config.settings import Config
+from engram.data.streams import Stream
+from engram.engine.build import build_learner
+from engram.engine.choose import choose_program
+from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu.program import Mapped
+from engram.engine.learner import Learner
+from engram.engine.loop import run_stream
+from engram.engine.program import Batches
+from engram.engine.stacks import Source
+from engram.engine.training import Runtime, train
+
+GPU = torch.device("cuda")  # as a word only: the chooser goes by it, and the tensors stay where they are
+STACKED = ["replay", "der++", "a-gem", "lwf", "pseudo-rehearsal", "generative-replay"]
+
+
+def learners_of(config: Config, stream: Stream, trials: int = 2) -> tuple[list[Learner], Batches]:
+    facts = (stream.input_shape, stream.num_classes, CPU, torch.float64)
+    learners = [build_learner(config, trial, *facts) for trial in range(trials)]
+    return learners, Batches(range(trials), [stream] * trials, config.seed, torch.float64)
+
+
+def assert_same(found: Learner, expected: Learner) -> None:
+    for name, tensor in expected.model.state_dict().items():
+        torch.testing.assert_close(found.model.state_dict()[name], tensor, rtol=1e-9, atol=1e-9)
+    for name, tensor in expected.remembered.items():
+        kept = slice(None, -1) if expected.config.rehearsal in ("replay", "der++", "a-gem") and tensor.ndim else ...
+        torch.testing.assert_close(found.remembered[name][kept], tensor[kept], rtol=1e-9, atol=1e-9)
+    assert found.outcome.rows == expected.outcome.rows
+
+
+@pytest.mark.parametrize("head", ["matched", "dhp"])
+@pytest.mark.parametrize("method", STACKED)
+def test_stack_equals_each_alone(method: str, head: str) -> None:
+    config, stream = config_of(f"{head}+{method}", learning_rate=0.1), tiny_stream("seen")
+    learners, batches = learners_of(config, stream)
+    alone = copy.deepcopy(learners)
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped), notes
+    run_stream(program, batches, config)
+    run_stream(OneByOne(alone, batches), batches, config)
+    for found, expected in zip(learners, alone, strict=True):
+        assert_same(found, expected)
+
+
+def test_stack_with_adam_equals_each_alone() -> None:
+    config, stream = config_of("replay", optimizer="adam", learning_rate=0.01), tiny_stream("task")
+    learners, batches = learners_of(config, stream)
+    alone = copy.deepcopy(learners)
+    program, _ = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped)
+    run_stream(program, batches, config)
+    run_stream(OneByOne(alone, batches), batches, config)
+    for found, expected in zip(learners, alone, strict=True):
+        assert_same(found, expected)
+
+
+def test_joint_trains_one_by_one_and_the_log_says_so() -> None:
+    learners, batches = learners_of(config_of("joint"), tiny_stream("task"))
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, OneByOne)
+    assert any("joint: cannot be stacked and train one by one, because batches" in note for note in notes)
+
+
+def interrupted(folder: Path, configs: dict[str, Config], source: Source, after: int) -> None:
+    """Train with a checkpoint at every position, and stop when so many have been reached."""
+    asked = iter(range(10**6))
+    with pytest.raises(Stopped):
+        train(
+            configs,
+            source,
+            Runtime("cpu"),
+            checkpoints=folder,
+            seconds_between=0,
+            stop_asked=lambda: next(asked) >= after,
+        )
+
+
+@pytest.mark.parametrize("after", [2, 8, 15])
+def test_resumed_run_equals_uninterrupted_one(tmp_path: Path, after: int) -> None:
+    methods = [*STACKED, "joint", "dhp+replay"]
+    configs = {method: config_of(method, trials=2, learning_rate=0.1) for method in methods}
+    source = Source(stream=tiny_stream("seen"))
+    straight = train(configs, source, Runtime("cpu"))
+    interrupted(tmp_path / "checkpoints", configs, source, after)
+    resumed = train(configs, source, Runtime("cpu"), checkpoints=tmp_path / "checkpoints", seconds_between=0)
+    assert repr(sorted(resumed.items())) == repr(sorted(straight.items()))
+
+
+def test_resumed_mapped_stack_is_exact() -> None:
+    """What a learner remembers in a stack is its own: a checkpoint of it continues one by one."""
+    config, stream = config_of("der++", learning_rate=0.1), tiny_stream("seen")
+    learners, batches = learners_of(config, stream)
+    program, _ = choose_program(learners, batches, GPU)
+    run_stream(program, batches, config)
+    for learner in learners:
+        section = program.sections[0]  # type: ignore[attr-defined]
+        for name, tensor in learner.remembered.items():
+            assert tensor.data_ptr() == section.remembered[name][learner.trial].data_ptr()
+        assert int(learner.remembered["offered"]) == config.epochs * sum(len(task.train) for task in stream)
