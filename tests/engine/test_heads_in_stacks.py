@@ -66,3 +66,34 @@ def test_a_custom_head_with_state_of_its_own_is_protected_in_force(step: str) ->
         assert_close(one, other)
     sizes = {float(learner.model.head.size) for learner in found[0]}
     assert len(sizes) == len(found[0]), "each has its own"
+
+
+@pytest.mark.parametrize("head", engram.heads.list())
+@pytest.mark.parametrize("program", ["one by one", "stack"])
+def test_a_run_resumes_bit_for_bit(head: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if program == "stack":
+        monkeypatch.setattr("engram.engine.in_process.choose_program", lambda *given: choose_program(*given[:2], GPU))
+    small = {"random_features": 9} if config_of("split", head).network == "none" else {}
+    configs = [config_of("split", head, trials=1, epochs=2, num_tasks=2, batch_size=4, **small)]
+    configs += [] if small else [config_of("split", f"{head}+si", trials=1, epochs=2, num_tasks=2, batch_size=4)]
+
+    def learn(checkpoints: CheckpointFolder | None) -> list:
+        saved = {} if checkpoints is None else {"checkpoints": checkpoints.path, "seconds_between": 0}
+        results = run_on(configs, [small_digits(40, 30)], Runtime("cpu", "float64"), **saved)
+        return [(r.accuracy.tobytes(), repr(r.dynamics)) for r in results]
+
+    straight = learn(None)
+    save = Checkpoints.save
+
+    def save_and_stop(self: Checkpoints, *given: Any) -> None:
+        position = given[-1]
+        if (position.task, position.epoch, position.piece) == (1, 0, 1):
+            save(self, *given)
+            self.wait()
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_and_stop)
+        with pytest.raises(Stop):
+            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    assert learn(CheckpointFolder(tmp_path)) == straight

@@ -42,7 +42,16 @@ HEADS: dict[str, Callable[[], nn.Module]] = {
     "centred": lambda: plastic(trace_centred=True),
     "constant": lambda: plastic(trace_gradient=False, learn_eta=False),
     "steady": lambda: plastic(trace_scale=2, trace_centred=True, trace_gradient=False, learn_eta=False),
+    "hebbian-softmax": lambda: engram.heads.create("hebbian-softmax", 8, NUM_CLASSES, rare_until=20),
+    "fast-weights": lambda: engram.heads.create("fast-weights", 8, NUM_CLASSES),
+    "neuromodulated": lambda: engram.heads.create("neuromodulated", 8, NUM_CLASSES, alpha_init=1.0),
+    "retroactive": lambda: engram.heads.create("retroactive", 8, NUM_CLASSES, alpha_init=1.0, eta=0.3),
+    "cope": lambda: engram.heads.create("cope", 8, NUM_CLASSES, rate=0.2),
+    "ncm": lambda: engram.heads.create("ncm", 8, NUM_CLASSES, learn_features=True),
+    "slda": lambda: engram.heads.create("slda", 8, NUM_CLASSES, learn_features=True),
+    "ridge": lambda: engram.heads.create("ridge", 8, NUM_CLASSES, learn_features=True),
 }
+RELATIVES = ("hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "cope", "slda")
 
 PENALTIES: dict[str, Callable[..., engram.Penalty]] = {
     "none": lambda model, **options: engram.NoPenalty(model),
@@ -87,6 +96,8 @@ CASES = {
         f"in force {penalty}, {step}": Case("steady", penalty, step, {"protect": "in-force"})
         for penalty, step in (("OnlineEWC", "proximal"), ("EWC", "loss"), ("SI", "loss"))
     },
+    **{f"uneven, {head}": Case(head, "OnlineEWC", "proximal", share="uneven") for head in RELATIVES},
+    **{f"grown, {head}": Case(head, "MAS", grows=True) for head in RELATIVES},
     "exact EWC": Case(penalty="exact EWC"),
     "alpha protected": Case(penalty="OnlineEWC", options={"regularize_alpha": True}),
     "clipped": Case(penalty="SI", clip=True),
@@ -195,8 +206,9 @@ def learn(case: Case, rank: int | None) -> dict[str, Any]:
                 penalty.proximal_step(optimizer)
             penalty.after_step()
             optimizer.zero_grad()
-            if hasattr(model.head, "eta"):
+            if isinstance(model.head, engram.DHPSoftmax):
                 seen["etas"].append(model.head.eta.item())
+        getattr(model.head, "settle", lambda: None)()
         consolidate(penalty, case, task, rank)
         if case.grows and task == 0:
             call = grown(model, case, rank)

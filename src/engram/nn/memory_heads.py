@@ -66,7 +66,7 @@ class MemoryHead(Head):
         check_choice("read", read, READINGS)
         if shrinkage is not None and not 0 <= shrinkage <= 1:
             raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage}")
-        self.read = read
+        self.kind = read
         self.shrinkage = shrinkage
         num_features = random_features or in_features
         has_moment = read != "nearest-mean"
@@ -154,7 +154,7 @@ class MemoryHead(Head):
             return memory.read_nearest_mean(mean)
         usual = memory.usual_shrinkage(len(self.moment), self.count.sum())
         shrinkage = usual if self.shrinkage is None else self.shrinkage
-        if self.read == "lda":
+        if self.kind == "lda":
             covariance = memory.within_class_covariance(self.count, self.total, self.moment)
             return memory.read_lda(mean, covariance, shrinkage)
         # one-hot targets: Σ ψ yᵀ = Sᵀ, and Σ y = n
@@ -199,7 +199,7 @@ class MemoryHead(Head):
     def plastic_settings(self) -> dict[str, Any]:
         """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
         names = ("normalised", "top_k")
-        return {"read": self.read, "shrinkage": self.shrinkage, **{n: getattr(self.psi, n) for n in names}}
+        return {"read": self.kind, "shrinkage": self.shrinkage, **{n: getattr(self.psi, n) for n in names}}
 
 
 READINGS = ("nearest-mean", "lda", "ridge")

@@ -81,9 +81,16 @@ class HebbianSoftmax(Head):
         """
         return writing.blend(self.weight, self.pending, self.rate())
 
-    def fast_part(self) -> Tensor:
-        """What the last batch will add to the slow weights: `head.weight + head.fast_part()` is in force."""
-        return self.rate() * (self.pending - self.weight)
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Write the last batch now, so that θ is what the layer computes with: before a penalty takes it as its anchor.
+
+        Example:
+            >>> head.settle()
+            >>> penalty.consolidate(loader)
+        """
+        self.weight.copy_(self.in_force())
+        self.added.zero_()
 
     def weight_slopes(self) -> dict[str, Tensor]:
         """The derivative of the weight in force with respect to θ: 1 − λ."""

@@ -1,0 +1,200 @@
+"""What every head promises, put to each of `engram.heads.list()`."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import engram
+from builders import refusal
+from engram.nn.networks import Network
+
+M, C = 6, 4
+HEADS = engram.heads.list()
+REMEMBER = ("ncm", "slda", "ridge")  # those that learn nothing
+IGNORE_TARGETS = ("linear", "matched")
+NO_SEQUENCES = ("dhp", "dhp-uniform", "steady")  # the paper's layer takes (batch, features) alone
+
+
+def make(name: str, dtype: torch.dtype = torch.float64, **settings: object) -> Network:
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Linear(5, M), nn.Tanh())
+    return Network(features, engram.heads.create(name, M, C, **settings)).to(dtype)
+
+
+def batch(seed: int, num_classes: int = C, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(12, 5, generator=random, dtype=dtype), torch.arange(12) % num_classes
+
+
+def learn(model: Network, steps: range = range(4), num_classes: int = C) -> list[Tensor]:
+    """Some steps of SGD; returns the logits before each."""
+    model.train()
+    seen = []
+    for step in steps:
+        inputs, targets = batch(step, num_classes, next(model.features.parameters()).dtype)
+        logits = model(inputs, targets)
+        loss = F.cross_entropy(logits, targets)
+        model.zero_grad()
+        if loss.requires_grad:
+            loss.backward()
+        with torch.no_grad():
+            for theta in model.parameters():
+                theta.sub_(0.1 * theta.grad) if theta.grad is not None else None
+        seen.append(logits.detach())
+    return seen
+
+
+def read(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(batch(99)[0].to(next(model.features.parameters()).dtype))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_it_learns_and_stays_finite(name: str) -> None:
+    model = make(name)
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    logits = learn(model)
+    assert all(z.shape == (12, C) and z.isfinite().all() for z in logits)
+    assert read(model).isfinite().all()
+    moved = any(not torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert moved == (name not in REMEMBER)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_evaluation_changes_nothing_but_what_is_read(name: str) -> None:
+    model = make(name)
+    learn(model)
+    first = read(model)
+    kept = {n: t.clone() for n, t in model.state_dict().items()}
+    assert torch.equal(read(model), first)
+    assert all(torch.equal(t, kept[n]) for n, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_grew_keeps_its_old_classes_bit_for_bit(name: str) -> None:
+    model = make(name)
+    learn(model)
+    logits = read(model)
+    kept = {n: t.clone() for n, t in model.head.state_dict().items()}
+    model.head.grow(C + 2)
+    assert model.head.out_features == C + 2
+    for n, t in model.head.state_dict().items():
+        assert torch.equal(t[: len(kept[n])] if t.ndim else t, kept[n]), n
+    grown = read(model)
+    assert grown.shape == (12, C + 2)
+    torch.testing.assert_close(grown[:, :C], logits, rtol=1e-12, atol=1e-14)
+    learn(model, num_classes=C + 2)
+    assert read(model).isfinite().all()
+    assert "cannot shrink" in refusal(model.head.grow, 2)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_folding_gives_the_same_logits(name: str) -> None:
+    model = make(name)
+    learn(model)
+    assert torch.equal(engram.fold(model)(batch(99)[0]), read(model))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_loaded_head_goes_on_as_one_that_was_never_saved(name: str, tmp_path: Path) -> None:
+    model, fresh, other = make(name), make(name), make(name)
+    learn(model)
+    engram.save_model(tmp_path / "model.safetensors", model)
+    engram.load_model(tmp_path / "model.safetensors", fresh)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    straight = learn(model, range(4, 7)), read(model)
+    for loaded in (fresh, other):
+        again = learn(loaded, range(4, 7)), read(loaded)
+        assert all(torch.equal(a, b) for a, b in zip(again[0], straight[0], strict=True))
+        assert torch.equal(again[1], straight[1])
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_onnxruntime_predicts_as_the_head_does(name: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = make(name, torch.float32)
+    learn(model)
+    inputs = batch(99, dtype=torch.float32)[0]
+    engram.export_onnx(model, tmp_path / "model.onnx", inputs)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"inputs": inputs.numpy()})
+    expected = model.eval()(inputs).detach()
+    torch.testing.assert_close(torch.as_tensor(logits), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if name not in NO_SEQUENCES])
+def test_a_sequence_is_as_many_samples(name: str) -> None:
+    model, other = make(name), make(name)
+    for seed in range(3):
+        inputs, targets = batch(seed)
+        expected = model(inputs, targets)
+        logits = other.head(other.features(inputs).unflatten(0, (3, 4)), targets.unflatten(0, (3, 4)))
+        torch.testing.assert_close(logits.flatten(0, 1), expected, rtol=1e-12, atol=1e-14)
+    expected = read(model)
+    found = other.eval().head(other.features(batch(99)[0]).unflatten(0, (3, 4)))
+    torch.testing.assert_close(found.flatten(0, 1), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("protect", ["slow", "in-force"])
+def test_what_a_penalty_protects_is_what_the_head_computes_with(name: str, protect: str) -> None:
+    model = make(name)
+    learn(model)
+    if not list(model.head.parameters()):
+        return
+    penalty = engram.MAS(model, strength=1.0, protect=protect)
+    if "head.weight" in penalty.fast:
+        in_force = model.head.weight + penalty.fast["head.weight"]()
+        hidden = model.features(batch(99)[0])
+        torch.testing.assert_close(hidden @ in_force.T, read(model), rtol=1e-12, atol=1e-14)
+    penalty.consolidate([batch(7)])
+    assert all(tensor.isfinite().all() for tensor in penalty.state_dict().values())
+    anchors = penalty.anchors()
+    learn(model, range(4, 6))
+    penalty.proximal_step(1e12)
+    importance = penalty.terms[0].importance
+    for n, theta in penalty.in_force(penalty.parameters).items():
+        held = importance[n] > 1e-6
+        torch.testing.assert_close(theta[held], anchors[n][held], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if name not in IGNORE_TARGETS])
+def test_bad_batches_are_refused_and_leave_no_trace(name: str) -> None:
+    head = engram.heads.create(name, M, C)
+    kept = {n: t.clone() for n, t in head.state_dict().items()}
+    hidden, targets = torch.randn(3, M), torch.tensor([0, 1, 2])
+    assert "targets" in refusal(head, hidden)
+    assert "targets must lie in 0..3" in refusal(head, hidden, torch.tensor([0, 1, C]))
+    assert "targets must have shape (3,)" in refusal(head, hidden, targets[:2])
+    assert "targets must be class numbers" in refusal(head, hidden, targets.float())
+    assert f"must have shape (batch, {M})" in refusal(head, hidden[:, :2], targets)
+    assert "NaN" in refusal(head, hidden.index_fill(0, torch.tensor([0]), torch.nan), targets)
+    assert all(torch.equal(t, kept[n]) for n, t in head.state_dict().items())
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_nothing_can_be_read_before_anything_was_written(name: str) -> None:
+    head = engram.heads.create(name, M, C).eval()
+    assert "nothing was written" in refusal(head, torch.randn(3, M))
+    assert "nothing was written" in refusal(head.fold)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_sums_stay_in_double_precision(name: str) -> None:
+    head = engram.heads.create(name, M, C).half().float()
+    sums = [getattr(head, n) for n in getattr(head, "sums", ())]
+    assert all(tensor is None or tensor.dtype == torch.float64 for tensor in sums)
+
+
+def test_an_unknown_head_is_refused_with_those_that_there_are() -> None:
+    words = refusal(engram.heads.create, "sldaa", M, C)
+    assert "there is no head 'sldaa' (did you mean slda?), only" in words
+    expected = "linear matched dhp dhp-uniform steady hebbian-softmax fast-weights neuromodulated retroactive ncm cope"
+    assert {*expected.split(), "slda", "ridge"} <= set(HEADS)
