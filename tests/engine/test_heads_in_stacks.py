@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from test_stack import assert_close, build, compare, config_of, stacked, train
+from test_stack import GPU, Stop, assert_close, build, compare, config_of, stacked, train
 from torch import Tensor
 
 import engram
+from builders import run_on, small_digits
+from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.choose import choose_program
 from engram.engine.cpu.program import OneByOne
+from engram.engine.training import Runtime
 
 QUICK = {"num_tasks": 2, "trials": 2}
 

@@ -217,7 +217,7 @@ class Checkpoint:
                 learner.outcome = self.outcomes[key]
             task, epoch, piece, part = self.header["position"]
             num_losses, num_dynamics = self.header["counts"]
-            device = next(learners[0].model.parameters()).device
+            device = next(iter(learners[0].model.state_dict().values())).device
             losses = [self.tensors[f"losses.{i}"].to(device) for i in range(num_losses)]
             dynamics = [self.tensors[f"dynamics.{i}"].to(device) for i in range(num_dynamics)]
         except (*MALFORMED, RuntimeError) as error:

@@ -184,8 +184,9 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
     """How a model alone differs from what was seen of it in a stack; None if it does not."""
     with torch.no_grad():
         logits = model.eval()(example[0])
-    loss = nn.functional.cross_entropy(model.train()(*example), example[1])
     trained = {name: theta for name, theta in model.named_parameters() if theta.requires_grad}
+    held = {name: theta.detach().clone() for name, theta in trained.items()}
+    loss = nn.functional.cross_entropy(model.train()(*example), example[1])
     learns = loss.requires_grad  # a head may only remember
     gradients = (
         torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if learns else [None] * len(trained)
@@ -195,7 +196,8 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
             return "the model computes something else when it is mapped"
     largest = max((float(gradient.norm()) for gradient in gradients if gradient is not None), default=0.0)
     for name, gradient in zip(trained, gradients, strict=True):
-        step = (seen.before[name] - seen.after[name]) / TRIAL_RATE
+        written = held[name] - trained[name].detach()  # by the pass itself, as a head may do
+        step = (seen.before[name] - seen.after[name] - written) / TRIAL_RATE
         if not _near(torch.zeros_like(step) if gradient is None else gradient, step, largest):
             return f"{name!r} gets another gradient when the model is mapped"
     for name, buffer in model.named_buffers():
