@@ -16,7 +16,7 @@ from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.program import Mapped
-from engram.engine.learner import Learner
+from engram.engine.learner import Learner, Progress
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
 from engram.engine.stacks import Source
@@ -110,3 +110,21 @@ def test_resumed_mapped_stack_is_exact() -> None:
         for name, tensor in learner.remembered.items():
             assert tensor.data_ptr() == section.remembered[name][learner.trial].data_ptr()
         assert int(learner.remembered["offered"]) == config.epochs * sum(len(task.train) for task in stream)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", [*STACKED, "joint"])
+def test_gpu_computes_what_the_cpu_does(method: str) -> None:
+    config, stream = config_of(method, trials=3, learning_rate=0.1), tiny_stream("seen")
+    notes: list[str] = []
+
+    def report(progress: Progress) -> None:
+        notes.extend([progress.note] if progress.note else [])
+
+    source = Source(stream=stream)
+    on_gpu = train({method: config}, source, Runtime("cuda", "float32"), report=report)
+    on_cpu = train({method: config}, source, Runtime("cpu", "float32"))
+    for key, outcome in on_cpu.items():
+        losses = [[record.loss for record in each.records] for each in (on_gpu[key], outcome)]
+        torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=1e-4)
+    assert not any("not captured" in note for note in notes), notes

@@ -62,8 +62,10 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
             notes.append(f"{methods}: cannot be stacked and train one by one, because {reason}")
             alone += group
     programs: list[Program] = []
-    if alike:
-        programs.append(Mapped(alike, batches, kernels))
+    # Rehearsals apart: if their steps cannot be captured, those of the others still are.
+    for groups in ([g for g in alike if g[0].rehearsal is None], [g for g in alike if g[0].rehearsal is not None]):
+        if groups:
+            programs.append(Mapped(groups, batches, kernels))
     if alone:
         programs.append(OneByOne(alone, batches))
     program: Program = programs[0] if len(programs) == 1 else SideBySide(programs)

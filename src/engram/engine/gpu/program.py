@@ -118,7 +118,7 @@ class Mapped:
         if self.captures and steps and graph not in self.graphs:
             self._step(*key)  # a real step, which also prepares what a capture needs
             steps -= 1
-            self.graphs[graph] = self._captured(*key)
+            self._capture(graph)
         for _ in range(steps):
             if self.captures:
                 self.graphs[graph].replay()
@@ -143,6 +143,18 @@ class Mapped:
         for section in self.rehearsing:
             section.first = False
         return int(first)
+
+    def _capture(self, key: tuple[int, int, int, bool]) -> None:
+        """Keep the graph of a step; where a rehearsal cannot be captured, its steps are called one by one."""
+        try:
+            self.graphs[key] = self._captured(*key[:3])
+        except RuntimeError as reason:
+            if not self.rehearsing:
+                raise
+            self.captures = False
+            methods = ", ".join(dict.fromkeys(learner.config.method for learner in self.learners))
+            why = str(reason).strip().splitlines()[0]
+            self.notes.append(f"{methods}: steps are not captured as a graph, and take longer, because {why}")
 
     def _captured(self, first: int, last: int, batch_size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
