@@ -22,13 +22,9 @@ def check_size(size: int) -> None:
 
 def empty(size: int, input_shape: Sequence[int], like: Tensor) -> State:
     """A reservoir for M = `size` samples, on the device and of the type of `like`."""
-    whole = {"dtype": torch.int64, "device": like.device}
-    return {
-        "inputs": like.new_zeros(size + 1, *input_shape),
-        "targets": torch.zeros(size + 1, **whole),
-        "tasks": torch.full((size + 1,), -1, **whole),
-        "offered": torch.zeros((), **whole),
-    }
+    zeros = like.new_zeros(size + 1, dtype=torch.int64)
+    inputs = like.new_zeros(size + 1, *input_shape)
+    return {"inputs": inputs, "targets": zeros, "tasks": zeros - 1, "offered": zeros[0].clone()}
 
 
 def write(state: State, rows: dict[str, Tensor], uniform: Tensor) -> State:
