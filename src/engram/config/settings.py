@@ -249,7 +249,7 @@ def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple
 
     Example:
         >>> names_of(agree="stack")
-        ('epochs', 'batch_size')
+        ('consolidate_every', 'epochs', 'batch_size')
     """
     chosen = (s for s in SETTINGS.values() if stage in (None, s.stage) and agree in (None, s.agree))
     return tuple(found.name for found in chosen)
