@@ -138,7 +138,7 @@ class MemoryHead(Head):
             add_over_ranks(parts, ranks)
         for remembered, part in zip((self.count, self.total, self.moment), parts, strict=False):
             assert remembered is not None
-            remembered.copy_(remembered + part)  # `add_` of another type cannot be mapped
+            remembered.add_(part)
         self.unread.copy_(torch.ones_like(self.unread))
 
     # --- reading
