@@ -29,10 +29,19 @@ COMMON: dict[str, Any] = {
     "reset_optimizer": False,
     "epochs": 21,
     "penalty_step": "gradient",
+    "joint_start": "continue",
+    "joint_steps": "task",
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "split-mnist": {**COMMON, "hidden": [400, 400], "batch_size": 128, "learning_rate": 1e-3},
-    "permuted-mnist": {**COMMON, "hidden": [1000, 1000], "batch_size": 256, "learning_rate": 1e-4, "num_tasks": 10},
+    "permuted-mnist": {
+        **COMMON,
+        "hidden": [1000, 1000],
+        "batch_size": 256,
+        "learning_rate": 1e-4,
+        "num_tasks": 10,
+        "generator_hidden": [1000, 1000],
+    },
 }
 # For each experiment the strength λ of EWC and c of SI, and the published accuracies in %.
 EXPERIMENTS: dict[str, tuple[float, float, dict[str, float]]] = {
@@ -69,7 +78,7 @@ def config_of(experiment: str, method: str, changes: dict[str, Any]) -> engram.C
     ewc, si, _ = EXPERIMENTS[experiment]
     settings = {**SETTINGS[benchmark], "scenario": scenario}
     if "ewc" in method:
-        settings |= {"strength": ewc / 2, "fisher_labels": "exact"}
+        settings |= {"strength": ewc / 2, "fisher_labels": "true"}
     if method == "si":
         settings |= {"strength": si, "xi": 0.1}
     return engram.preset(benchmark, "finetune" if method == "none" else method, **{**settings, **changes})
