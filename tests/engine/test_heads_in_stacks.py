@@ -39,6 +39,15 @@ def test_a_stack_is_each_alone_on_streams_of_unequal_length(head: str) -> None:
     compare([config_of("imbalanced", method) for method in (head, f"{head}+mas")])
 
 
+@pytest.mark.parametrize("head", ["hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "cope"])
+@pytest.mark.parametrize("kind", ["permuted", "imbalanced", "split", "mixture"])
+def test_a_relative_learns_on_the_paper_s_benchmarks(head: str, kind: str) -> None:
+    network = {"network": "cnn", "batch_size": 20, "epochs": 1, "trials": 1} if kind == "mixture" else {"epochs": 3}
+    learners, batches = build([config_of(kind, method, **network) for method in (head, f"{head}+online-ewc")])
+    train(OneByOne(learners, batches), batches)
+    assert all(learner.outcome.diverged is None for learner in learners)
+
+
 class RunningSize(engram.DHPSoftmax):
     """A trace that is read relative to a running root mean square of the activations: state of its own."""
 

@@ -186,6 +186,22 @@ def test_nothing_can_be_read_before_anything_was_written(name: str) -> None:
     assert "nothing was written" in refusal(head.fold)
 
 
+@pytest.mark.parametrize("name", ["slda", "ridge"])
+def test_a_singular_moment_names_the_setting_that_helps(name: str) -> None:
+    head = engram.heads.create(name, M, C, shrinkage=0.0)
+    head(torch.randn(3, M), torch.tensor([0, 0, 1]))
+    sentence = refusal(head.settle)
+    assert sentence.startswith("the second moment of the 6 features is singular")
+    assert sentence.endswith("set shrinkage above 0")
+    assert not head.read_weight.any(), "nothing is half read"
+
+
+@pytest.mark.parametrize("name", ["slda", "ridge"])
+def test_a_second_moment_that_is_too_large_is_refused_in_bytes_before_it_is_made(name: str) -> None:
+    sentence = refusal(engram.heads.create, name, M, C, random_features=10**6)
+    assert sentence.startswith("the second moment of 1000000 features takes 8,000,000,000,000 bytes")
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_sums_stay_in_double_precision(name: str) -> None:
     head = engram.heads.create(name, M, C).half().float()

@@ -100,7 +100,8 @@ def learner_from(
     model = model.to(device=device, dtype=dtype)
     for module in model.modules():
         if hasattr(module, "check_values"):
-            module.check_values = False  # streams have checked their targets, and the loop detects NaN
+            # Streams have checked their targets, and the loop detects NaN.
+            setattr(module, "check_values", False)  # noqa: B010 - modules in general have no such attribute
     penalty = build_penalty(config, trial, model) if custom.penalty is None else custom.penalty(model)
     rehearsal = build_rehearsal(config)
     remembered = {} if rehearsal is None else rehearsal.initial_state(model, input_shape, num_classes)

@@ -239,7 +239,7 @@ def steady(
     Example:
         >>> head = engram.heads.create("steady", 512, 10)
     """
-    form = {"learn_eta": False, "trace_gradient": False, "trace_centred": True}
+    form: dict[str, Any] = {"learn_eta": False, "trace_gradient": False, "trace_centred": True}
     return DHPSoftmax(
         in_features, out_features, eta=eta, alpha=alpha, alpha_init=alpha_init, trace_scale=trace_scale, **form
     )

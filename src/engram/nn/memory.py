@@ -200,7 +200,13 @@ def usual_shrinkage(num_features: int, num_samples: Tensor) -> Tensor:
 
 
 def read_ridge(
-    moment: Tensor, products: Tensor, total: Tensor, of_targets: Tensor, count: Tensor, ridge: float | Tensor
+    moment: Tensor,
+    products: Tensor,
+    total: Tensor,
+    of_targets: Tensor,
+    count: Tensor,
+    ridge: float | Tensor,
+    setting: str = "ridge",
 ) -> Reading:
     """Ridge regression with an intercept, from sums alone:
 
@@ -213,6 +219,7 @@ def read_ridge(
         of_targets: Σ y (C,).
         count: n (), the number of samples, or the sum of their weights.
         ridge: λ ≥ 0.
+        setting: the name of what sets it, for the message about a singular moment.
 
     Example:
         >>> weight, bias = read_ridge(moment, products, total, of_targets, count, ridge=1.0)
@@ -220,7 +227,7 @@ def read_ridge(
     mean, goal = total / count, of_targets / count
     centred = moment - count * torch.outer(mean, mean)
     centred.diagonal().add_(ridge)
-    weight = solve(centred, products - count * torch.outer(mean, goal), "ridge")
+    weight = solve(centred, products - count * torch.outer(mean, goal), setting)
     return weight.mT, goal - weight.mT @ mean
 
 

@@ -43,6 +43,7 @@ class MemoryHead(Head):
     """
 
     sums = ("count", "total", "moment")
+    weight: nn.Parameter | None  # θ (C, k)
     count: Tensor  # n (C,)
     total: Tensor  # S (C, k)
     moment: Tensor | None  # G (k, k)
@@ -73,11 +74,12 @@ class MemoryHead(Head):
         if has_moment:
             memory.check_moment_fits(num_features)
         self.psi = Psi(in_features, normalised=normalised, random_features=random_features, top_k=top_k)
-        shape, wide = (out_features, num_features), {"dtype": torch.float64}
+        shape = (out_features, num_features)
         self.register_parameter("weight", nn.Parameter(torch.empty(shape)) if learn_features else None)
-        self.register_buffer("count", torch.empty(out_features, **wide))
-        self.register_buffer("total", torch.empty(shape, **wide))
-        self.register_buffer("moment", torch.empty(num_features, num_features, **wide) if has_moment else None)
+        self.register_buffer("count", torch.empty(out_features, dtype=torch.float64))
+        self.register_buffer("total", torch.empty(shape, dtype=torch.float64))
+        squared = (num_features, num_features)
+        self.register_buffer("moment", torch.empty(squared, dtype=torch.float64) if has_moment else None)
         self.register_buffer("read_weight", torch.empty(shape))
         self.register_buffer("read_bias", torch.empty(out_features))
         self.register_buffer("unread", torch.empty((), dtype=torch.bool))
@@ -160,7 +162,8 @@ class MemoryHead(Head):
         # one-hot targets: Σ ψ yᵀ = Sᵀ, and Σ y = n
         num_samples, total = self.count.sum(), self.total.sum(dim=0)
         spread = (self.moment.diagonal() - total.square() / num_samples).mean()
-        return memory.read_ridge(self.moment, self.total.mT, total, self.count, num_samples, shrinkage * spread)
+        sums = (self.moment, self.total.mT, total, self.count, num_samples)
+        return memory.read_ridge(*sums, ridge=shrinkage * spread, setting="shrinkage")
 
     @torch.no_grad()
     def settle(self) -> None:

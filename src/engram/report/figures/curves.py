@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -147,7 +148,7 @@ def trace_dynamics(results: Results) -> Drawing:
     handles = []
     for axes, (name, symbol) in zip(panels, PANELS.items(), strict=True):
         for label, result in results.items():
-            if not result.config.plastic or not result.dynamics:
+            if not has_trace(result):
                 continue
             when, values = over_time(result, name)
             (line,) = axes.plot(when, values, color=look[label].colour, ls=_line(results, label), lw=1.2, label=label)
@@ -176,7 +177,12 @@ def trace_dynamics(results: Results) -> Drawing:
 
 def has_dynamics(results: Results) -> bool:
     """Whether any Result has a trace whose dynamics were saved."""
-    return any(result.config.plastic and result.dynamics for result in results.values())
+    return any(map(has_trace, results.values()))
+
+
+def has_trace(result: Result) -> bool:
+    """Whether dynamics of a trace were saved: a head with another memory has none."""
+    return bool(result.config.plastic and result.dynamics and not math.isnan(result.dynamics[0]["hebb_norm"]))
 
 
 def over_time(result: Result, name: str) -> tuple[Array, Array]:
