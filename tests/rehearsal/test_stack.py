@@ -9,8 +9,12 @@ import pytest
 import torch
 from test_methods import CPU, config_of, tiny_stream
 
+import engram
+from engram import streams
 from engram.common.errors import Stopped
 from engram.config.settings import Config
+from engram.data.samples import Dataset
+from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
@@ -46,6 +50,35 @@ def assert_same(found: Learner, expected: Learner) -> None:
 def test_stack_equals_each_alone(method: str, head: str) -> None:
     config, stream = config_of(f"{head}+{method}", learning_rate=0.1), tiny_stream("seen")
     learners, batches = learners_of(config, stream)
+    assert_stack_equals_each_alone(learners, batches, config)
+
+
+def test_stack_with_adam_equals_each_alone() -> None:
+    config, stream = config_of("replay", optimizer="adam", learning_rate=0.01), tiny_stream("task")
+    learners, batches = learners_of(config, stream)
+    assert_stack_equals_each_alone(learners, batches, config)
+
+
+@pytest.mark.parametrize("start", ["anew", "continue"])
+@pytest.mark.parametrize("steps", ["epochs", "task"])
+def test_joint_in_a_stack_equals_each_alone(start: str, steps: str) -> None:
+    changes = {"joint_start": start, "joint_steps": steps, "optimizer": "adam", "learning_rate": 0.01}
+    config, stream = config_of("dhp+joint", **changes), tiny_stream("seen")
+    learners, batches = learners_of(config, stream)
+    assert_stack_equals_each_alone(learners, batches, config)
+
+
+def test_joint_of_permuted_tasks_in_a_stack_equals_each_alone() -> None:
+    images = load("mnist-small")
+    data = Dataset(images.name, images.train[slice(30)], images.test[slice(20)], "published")
+    config = config_of("joint", batch_size=7, learning_rate=0.1)
+    trials = [streams.permuted(data, num_tasks=3, trial=trial) for trial in range(2)]
+    facts = (trials[0].input_shape, trials[0].num_classes, CPU, torch.float64)
+    learners = [build_learner(config, trial, *facts) for trial in range(2)]
+    assert_stack_equals_each_alone(learners, Batches(range(2), trials, 0, torch.float64), config)
+
+
+def assert_stack_equals_each_alone(learners: list[Learner], batches: Batches, config: Config) -> None:
     alone = copy.deepcopy(learners)
     program, notes = choose_program(learners, batches, GPU)
     assert isinstance(program, Mapped), notes
@@ -55,23 +88,28 @@ def test_stack_equals_each_alone(method: str, head: str) -> None:
         assert_same(found, expected)
 
 
-def test_stack_with_adam_equals_each_alone() -> None:
-    config, stream = config_of("replay", optimizer="adam", learning_rate=0.01), tiny_stream("task")
-    learners, batches = learners_of(config, stream)
-    alone = copy.deepcopy(learners)
-    program, _ = choose_program(learners, batches, GPU)
-    assert isinstance(program, Mapped)
-    run_stream(program, batches, config)
-    run_stream(OneByOne(alone, batches), batches, config)
-    for found, expected in zip(learners, alone, strict=True):
-        assert_same(found, expected)
+@pytest.mark.parametrize("head", engram.heads.list())
+def test_any_head_can_rehearse_in_a_stack(head: str) -> None:
+    for method in ("replay", "lwf"):
+        config, stream = config_of(f"{head}+{method}", learning_rate=0.05, epochs=1), tiny_stream("seen")
+        learners, batches = learners_of(config, stream)
+        assert_stack_equals_each_alone(learners, batches, config)
 
 
-def test_joint_trains_one_by_one_and_the_log_says_so() -> None:
-    learners, batches = learners_of(config_of("joint"), tiny_stream("task"))
-    program, notes = choose_program(learners, batches, GPU)
+def test_joint_of_trials_of_several_sizes_trains_one_by_one_and_the_log_says_so() -> None:
+    images = load("mnist-small")
+    data = Dataset(images.name, images.train[slice(40)], images.test[slice(20)], "published")
+    trials = [streams.imbalanced(data, num_tasks=2, trial=trial) for trial in range(2)]
+    config = config_of("joint", num_tasks=2)
+    facts = (trials[0].input_shape, trials[0].num_classes, CPU, torch.float64)
+    learners = [build_learner(config, trial, *facts) for trial in range(2)]
+    program, notes = choose_program(learners, Batches(range(2), trials, 0, torch.float64), GPU)
     assert isinstance(program, OneByOne)
-    assert any("joint: cannot be stacked and train one by one, because batches" in note for note in notes)
+    assert (
+        "joint: cannot be stacked and train one by one, because its trials have different numbers of samples" in notes
+    )
+    run_stream(program, program.batches, config)
+    assert any("of training in task 2 (mean of 2 trials)" in note for note in program.notes)
 
 
 def interrupted(folder: Path, configs: dict[str, Config], source: Source, after: int) -> None:

@@ -16,6 +16,7 @@ from engram.config.effect import has_effect
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu.joint import JointMapped
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rehearsal import reason_against_rehearsal
 from engram.engine.gpu.section import Section
@@ -63,9 +64,11 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
             alone += group
     programs: list[Program] = []
     # Rehearsals apart: if their steps cannot be captured, those of the others still are.
-    for groups in ([g for g in alike if g[0].rehearsal is None], [g for g in alike if g[0].rehearsal is not None]):
-        if groups:
-            programs.append(Mapped(groups, batches, kernels))
+    usual = [group for group in alike if group[0].rehearsal is None]
+    joint = [group for group in alike if group[0].rehearsal is not None and group[0].rehearsal.whole_stream]
+    rehearsing = [group for group in alike if group not in (*usual, *joint)]
+    programs += [Mapped(groups, batches, kernels) for groups in (usual, rehearsing) if groups]
+    programs += [JointMapped([group], batches, kernels) for group in joint]
     if alone:
         programs.append(OneByOne(alone, batches))
     program: Program = programs[0] if len(programs) == 1 else SideBySide(programs)

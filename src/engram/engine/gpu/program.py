@@ -61,6 +61,7 @@ class Mapped:
             Section(group, kernels) if group[0].rehearsal is None else RehearsalSection(group, kernels, batches)
             for group in groups
         ]
+        self.tasks_of_batch: Tensor | None = None  # (T, B), where a batch has samples of several tasks
         self.rehearsing = [section for section in self.sections if isinstance(section, RehearsalSection)]
         self.device = batches.tasks(0)[0].train.inputs.device
         self.kernels = kernels
@@ -169,7 +170,7 @@ class Mapped:
         parts = self._parts(first, last)
         for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
             if isinstance(part.section, RehearsalSection):
-                losses = part.section.rehearse(inputs, targets, self.slot, part.rows)
+                losses = part.section.rehearse(inputs, targets, self.slot, part.rows, self.tasks_of_batch)
             else:
                 losses = part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
             self.losses[part.places].index_copy_(1, self.slot, losses[:, None])

@@ -18,7 +18,7 @@ from engram.data.streams import Task
 from engram.engine.cpu.rehearsal import RehearsalDescent
 from engram.engine.gpu.section import Called, Section
 from engram.engine.learner import Learner
-from engram.engine.program import Batches
+from engram.engine.program import Batches, settle_heads
 from engram.engine.rehearsal import draw, end_task, moment_in
 from engram.rehearsal import Batch
 from engram.rehearsal.agem import project
@@ -85,7 +85,9 @@ class RehearsalSection(Section):
         parts = numbers.split([math.prod(shape) for shape in shapes.values()], dim=1)
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
-    def rehearse(self, inputs: Tensor, targets: Tensor, slot: Tensor, rows: slice) -> Tensor:
+    def rehearse(
+        self, inputs: Tensor, targets: Tensor, slot: Tensor, rows: slice, tasks: Tensor | None = None
+    ) -> Tensor:
         """One step of the models in `rows`; returns their losses before it. As `step`, with random numbers.
 
         Args:
@@ -93,6 +95,7 @@ class RehearsalSection(Section):
             targets: (T, B).
             slot: (1,), the number of the step in its piece.
             rows: whose.
+            tasks: (T, B), the task of each sample; None if all are of the new task.
         """
         axes, rehearsal = (len(inputs), -1), self.rehearsal
         moment = replace(self.moment, first=self.first)
@@ -100,10 +103,10 @@ class RehearsalSection(Section):
         leaves, fixed, buffers = self.tensors_of_step(rows, axes)
         state = {name: tensor[rows].unflatten(0, axes) for name, tensor in self.remembered.items()}
 
-        def loss(parameters: State, buffers: State, state: State, x: Tensor, y: Tensor, random: State) -> tuple:
+        def loss(parameters: State, buffers: State, state: State, batch: State, random: State) -> tuple:
             call = Called(
                 self.skeleton,
-                lambda model: rehearsal.loss(model, self.still, state, Batch(x, y), random, moment),
+                lambda model: rehearsal.loss(model, self.still, state, Batch(**batch), random, moment),
             )
             tensors = {f"model.{name}": tensor for name, tensor in (*parameters.items(), *buffers.items())}
             return functional_call(call, tensors, ())
@@ -112,14 +115,14 @@ class RehearsalSection(Section):
             return rehearsal.reference_loss(self.still, {**parameters, **buffers}, state, random, moment)
 
         own = (0, 0, 0)
-        losses, logits = vmap(vmap(loss, in_dims=(*own, None, None, None), randomness="different"))(
-            {**leaves, **fixed}, buffers, state, inputs, targets, random
-        )
+        batch = {"inputs": inputs, "targets": targets, **({} if tasks is None else {"tasks": tasks})}
+        mapped = vmap(vmap(loss, in_dims=(*own, None, None), randomness="different"), randomness="different")
+        losses, logits = mapped({**leaves, **fixed}, buffers, state, batch, random)
         if losses.requires_grad:
             gradients = self.gradients(losses, leaves)
             if rehearsal.projects and self.n > 0:
-                mapped = vmap(vmap(reference, in_dims=(*own, None)))
-                against = self.gradients(mapped({**leaves, **fixed}, buffers, state, random), leaves)
+                of_reference = vmap(vmap(reference, in_dims=(*own, None)))
+                against = self.gradients(of_reference({**leaves, **fixed}, buffers, state, random), leaves)
                 flat = [[g.flatten(0, 1) for g in some] for some in (gradients, against)]
                 gradients = [g.unflatten(0, axes) for g in vmap(project)(*flat)]
             self.descend(leaves, gradients, rows)
@@ -158,6 +161,7 @@ def _step_alone(descents: Sequence[RehearsalDescent], n: int, pairs: Sequence[tu
         descent.begin_task(())
         descent.at(0, 0)
         descent.step(inputs, targets)
+        settle_heads([descent.learner])
         descent.end_task()
 
 
@@ -172,7 +176,8 @@ def reason_against_rehearsal(group: Sequence[Learner], batches: Batches) -> str 
     """
     assert group[0].rehearsal is not None
     if group[0].rehearsal.whole_stream:
-        return "batches of all tasks so far differ in number from those of one task"
+        different = any(len(set(batches.sizes(n))) > 1 for n in range(len(batches.streams[0])))
+        return "its trials have different numbers of samples" if different else None
     tried = [group[0], group[-1]] if group[0].trial != group[-1].trial else [group[0]]
     trials = [learner.trial for learner in tried]
     streams = [batches.streams[batches.trials.index(trial)] for trial in trials]
@@ -195,6 +200,7 @@ def reason_against_rehearsal(group: Sequence[Learner], batches: Batches) -> str 
             section.first = n == 0
             inputs, targets = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
             section.rehearse(inputs, targets, torch.zeros(1, dtype=torch.int64, device=inputs.device), slice(0, None))
+            settle_heads(stacked)
             section.end_task()
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the rehearsal ({str(reason).strip().splitlines()[0]})"
