@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from test_methods import CPU, config_of, tiny_stream, trained
@@ -20,7 +21,10 @@ from engram.penalties import MAS
 from engram.rehearsal import Rehearsal
 from engram.rehearsal.rehearsal import distillation, moment_of
 from engram.rehearsal.reservoir import empty, read, read_earlier, write
+from engram.report.figures.drawing import colour_of_method
+from engram.report.pairs import baseline_of
 from engram.report.tables import summary
+from engram.sklearn import ContinualClassifier
 
 METHODS = ("a-gem", "der++", "generative-replay", "joint", "lwf", "pseudo-rehearsal", "replay")
 
@@ -151,3 +155,15 @@ def test_reference_methods_are_rows_of_a_table(tmp_path: Path, capsys: pytest.Ca
     assert [row[0] for row in table.rows] == ["joint", "replay", "lwf"]
     assert any(note.startswith("Kept between tasks: joint 47 samples") for note in table.notes), table.notes
     assert all("kept" in entry for entry in json.loads((folder / "results.json").read_text())["results"])
+
+
+def test_classifier_refuses_a_rehearsal() -> None:
+    X, y = np.random.default_rng(0).uniform(size=(20, 4)), np.arange(20) % 2
+    sentence = refusal(ContinualClassifier(method="replay").fit, X, y)
+    assert sentence == "a classifier's method has no rehearsal, but replay has: see `engram.run`"
+
+
+def test_head_is_compared_with_the_same_rehearsal_without_it() -> None:
+    assert baseline_of("dhp+replay") == "replay"
+    assert baseline_of("dhp+der++") == "der++"
+    assert colour_of_method("replay") != colour_of_method("finetune")

@@ -117,7 +117,8 @@ def accuracy_difference(result: Result, baseline: Result) -> Estimate:
 
 def baseline_of(method: str) -> str:
     """The same method without the DHP Softmax: `baseline_of("dhp+si")` is "si", and that of "dhp" is "finetune"."""
-    return parts_of(method).penalty or "finetune"
+    _, penalty, rehearsal = parts_of(method)
+    return penalty or rehearsal or "finetune"
 
 
 def baseline_label(label: str, result: Result) -> str | None:

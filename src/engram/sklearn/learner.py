@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.common.errors import NotFiniteError
+from engram.common.errors import InputError, NotFiniteError
 from engram.common.seeding import DRAWING, derive_seed, generator
 from engram.config.methods import CUSTOM
 from engram.config.presets import STEADY, preset
@@ -62,6 +62,8 @@ class ContinualLearner:
         self.memory_size = memory_size
         self.model = build_model(config, 0, (num_features,), num_classes).to(device)
         vars(self.model.head)["check_values"] = False  # `_step` checks them, with a better message
+        if config.rehearsal is not None:
+            raise InputError(f"a classifier's method has no rehearsal, but {config.method} has: see `engram.run`")
         self.penalty = build_penalty(config, 0, self.model)
         # A penalty with a path (SI) has all it needs when a task ends; the others need samples of the task.
         form = form_of(self.penalty)

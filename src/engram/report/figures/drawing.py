@@ -163,8 +163,9 @@ def _is_nan(cell: Cell) -> bool:
 
 
 def colour_of_method(method: str) -> str:
-    """The colour of a method's penalty."""
-    return COLOURS.get(parts_of(method).penalty, OTHER)
+    """The colour of a method's penalty; all rehearsals have the one for others."""
+    _, penalty, rehearsal = parts_of(method)
+    return COLOURS.get(rehearsal or penalty, OTHER)
 
 
 def paper_mark() -> Artist:

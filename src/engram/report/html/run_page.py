@@ -9,7 +9,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from engram.config.methods import CUSTOM, all_methods
+from engram.config.methods import CUSTOM, known_methods
 from engram.config.presets import changes_from_preset, title_of, with_scenario
 from engram.report.figures import draw_run
 from engram.report.html.page import (
@@ -123,7 +123,7 @@ def missing_from(results: Results) -> list[str]:
     ]
     sentences += diverged(results)
     plastic = {label: result for label, result in results.items() if result.config.plastic}
-    baselines = {label: baseline_label(label, result) for label, result in plastic.items() if label in all_methods()}
+    baselines = {label: baseline_label(label, result) for label, result in plastic.items() if label in known_methods()}
     sentences += [
         f"{other} was not run, so {label} has no pair."
         for label, other in baselines.items()
