@@ -62,6 +62,15 @@ def test_memory_of_nothing_is_refused() -> None:
     assert refusal(made, memory_size=0) == "a memory of stored samples must hold at least 1, not 0"
 
 
+def test_generator_needs_inputs_as_pixels_are() -> None:
+    inputs, labels = torch.linspace(-1, 3, 40).reshape(10, 4), torch.arange(10) % 2
+    stream = engram.streams.from_arrays([(inputs, labels, inputs, labels)])
+    sentence = refusal(engram.run, config_of("generative-replay", num_tasks=1), stream=stream)
+    assert sentence == (
+        "generative-replay needs inputs in [0, 1], as pixels are, and those of task 'task 1' go from -1 to 3"
+    )
+
+
 def test_numbers_depend_on_the_position_alone() -> None:
     shapes = {"read": (3,), "write": (2, 2)}
     numbers = draw(shapes, 0, 1, 2, 3, 4)

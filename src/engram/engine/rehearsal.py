@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from engram.common.errors import InputError
 from engram.common.seeding import generator
 from engram.data.batches import num_batches, read_inputs
 from engram.data.streams import Stream
 from engram.engine.learner import Learner
-from engram.rehearsal import Batch, Moment
+from engram.rehearsal import Batch, Moment, Rehearsal
 from engram.rehearsal.rehearsal import Shapes, moment_of, tensors_of
 
 AT_END = -1  # the epoch and step of what is drawn when a task has been learned
@@ -45,6 +46,25 @@ def draw(shapes: Shapes, seed: int, trial: int, task: int, epoch: int, step: int
 def moment_in(stream: Stream, n: int, device: torch.device) -> Moment:
     """The moment of task n of a stream."""
     return moment_of([task.taught for task in stream], n, stream.num_classes, device)
+
+
+def check_inputs(method: str, rehearsal: Rehearsal, stream: Stream) -> None:
+    """Refuse inputs that a rehearsal cannot learn to generate.
+
+    Args:
+        method: whose rehearsal, for the message.
+        rehearsal: any.
+        stream: what is to be learned.
+
+    Example:
+        >>> check_inputs("generative-replay", rehearsal, stream)
+    """
+    for task in stream if rehearsal.unit_inputs else ():
+        if task.train.inputs.is_floating_point():
+            low, high = (float(bound) for bound in task.train.inputs.aminmax())
+            if not 0 <= low <= high <= 1:
+                found = f"those of task {task.name!r} go from {low:.3g} to {high:.3g}"
+                raise InputError(f"{method} needs inputs in [0, 1], as pixels are, and {found}")
 
 
 class WholeStream:

@@ -22,6 +22,7 @@ from engram.engine.build import (
     Custom,
     build_model,
     build_penalty,
+    build_rehearsal,
     build_streams,
     choose_device,
     dataset_names,
@@ -31,6 +32,7 @@ from engram.engine.build import (
 from engram.engine.learner import Key, Learner
 from engram.engine.memory import largest_stack
 from engram.engine.program import Batches
+from engram.engine.rehearsal import check_inputs
 from engram.nn.networks import Network
 from engram.penalties.penalty import check_step
 
@@ -97,6 +99,9 @@ class Builder:
         self.streams(self.trials)
         for label in self.kinds:
             config, model = self.configs[label], self.model(label, self.trials[0])
+            rehearsal = build_rehearsal(config)
+            if rehearsal is not None:
+                check_inputs(config.method, rehearsal, self.streams(self.trials)[0])
             if config.penalty is None or PENALTIES[config.penalty].make.__module__.startswith("engram."):
                 continue
             # Registered by another package, so on a copy: what it does to its model is not known.

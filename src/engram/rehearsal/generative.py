@@ -110,6 +110,8 @@ class GenerativeReplay(Rehearsal):
         (64, 20)
     """
 
+    unit_inputs = True
+
     def __init__(
         self,
         *,

@@ -105,6 +105,7 @@ class Rehearsal:
     stores: ClassVar[bool] = False  # whether `store` is called after each step
     projects: ClassVar[bool] = False  # whether the gradient is projected against that of `reference_loss`
     whole_stream: ClassVar[bool] = False  # whether batches are drawn from all tasks so far
+    unit_inputs: ClassVar[bool] = False  # whether inputs must be in [0, 1], as pixels are
 
     def __init__(self, *, weight: float | None = None):
         self.weight = weight
