@@ -153,6 +153,24 @@ def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -
 
 
 @needs_gpu
+@pytest.mark.parametrize("protect", ["slow", "in-force"])
+@pytest.mark.parametrize("head", engram.heads.list())
+def test_a_head_of_the_family_trains_in_a_stack_as_on_the_cpu(head: str, protect: str) -> None:
+    memory = head in ("ncm", "slda", "ridge")
+    configs = configs_of("split", (f"{head}+mas", f"{head}+si"), protect=protect, epochs=2)
+    alone = preset("split-mnist", head, random_features=50) if memory else preset("split-mnist", head)
+    configs.append(alone.replace(dataset="mnist-small", num_tasks=2, trials=2, epochs=2, hidden=[37], batch_size=10))
+    seen: list[Progress] = []
+    on_cpu = run_kind(configs, Runtime("cpu", "float32"))
+    on_gpu = run_kind(configs, Runtime("cuda", "float32"), seen)
+    assert not [progress.note for progress in seen if "one by one" in (progress.note or "")]
+    for one, other in zip(on_cpu, on_gpu, strict=True):
+        losses = [[row["loss"] for row in result.dynamics] for result in (one, other)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2, err_msg=one.config.method)
+        np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.03)
+
+
+@needs_gpu
 @pytest.mark.parametrize(
     "changes",
     [
