@@ -95,6 +95,25 @@ def test_a_head_that_grew_keeps_its_old_classes_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
+def test_a_compiled_model_computes_the_same(name: str) -> None:
+    model, other = make(name), make(name)
+    compiled = torch.compile(other, backend="aot_eager")
+    for seed in range(2):
+        learn(model, range(2 * seed, 2 * seed + 2))
+        for step in range(2 * seed, 2 * seed + 2):
+            inputs, targets = batch(step)
+            loss = F.cross_entropy(compiled.train()(inputs, targets), targets)
+            other.zero_grad()
+            loss.backward() if loss.requires_grad else None
+            with torch.no_grad():
+                for theta in other.parameters():
+                    theta.sub_(0.1 * theta.grad) if theta.grad is not None else None
+        with torch.no_grad():
+            found = compiled.eval()(batch(99)[0])
+        torch.testing.assert_close(found, read(model), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", HEADS)
 def test_folding_gives_the_same_logits(name: str) -> None:
     model = make(name)
     learn(model)

@@ -19,7 +19,7 @@ from engram.common.registry import HEADS
 from engram.nn import memory
 from engram.nn.distributed import add_over_ranks, ranks_of_call
 from engram.nn.head import Head
-from engram.nn.modules import as_linear
+from engram.nn.modules import as_linear, is_exported, is_mapped
 from engram.nn.psi import Psi, Readout
 
 
@@ -181,9 +181,12 @@ class MemoryHead(Head):
         self.unread.fill_(False)
 
     def _settle_if_needed(self) -> None:
-        # In a stack the engine settles each model before it evaluates; a compiler and an exporter see the reading.
-        if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
-            return
+        # In a stack the engine settles each model before it evaluates; an exporter sees the last reading.
+        if not is_exported() and not is_mapped():
+            self._settle_outside()
+
+    @torch.compiler.disable  # a compiled model looks, at each call, whether anything was written since
+    def _settle_outside(self) -> None:
         if self.unread or (self.check_values and not self.count.any()):
             self.settle()
 

@@ -93,6 +93,28 @@ def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     return linear
 
 
+@torch.compiler.assume_constant_result  # a compiler asks once, and does not trace it
+def is_mapped() -> bool:
+    """Whether this call is mapped or differentiated by `torch.func`, where values cannot be looked at.
+
+    Example:
+        >>> is_mapped()
+        False
+    """
+    # PyTorch has no public name for this question. `torch.autograd.Function.apply` asks it in the same words.
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_exported() -> bool:
+    """Whether `torch.export` traces this call; always False for PyTorch 2.6, which does not tell.
+
+    Example:
+        >>> is_exported()
+        False
+    """
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
+
+
 def mapped(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """Apply an autograd function that accepts leading axes; within `torch.func.vmap`, call it once for all models.
 
@@ -103,8 +125,7 @@ def mapped(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     Example:
         >>> logits, hebb = mapped(PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
     """
-    # PyTorch has no public name for this question. `torch.autograd.Function.apply` asks it in the same words.
-    if torch._C._are_functorch_transforms_active():
+    if is_mapped():
         return _Mapped.apply(function, *inputs)
     return function.apply(*inputs)
 
