@@ -96,6 +96,19 @@ def test_any_head_can_rehearse_in_a_stack(head: str) -> None:
         assert_stack_equals_each_alone(learners, batches, config)
 
 
+@pytest.mark.parametrize("batch_size", [7, 30])
+def test_trials_of_several_sizes_in_a_stack_equal_each_alone(batch_size: int) -> None:
+    images = load("mnist-small")
+    data = Dataset(images.name, images.train[slice(40)], images.test[slice(20)], "published")
+    trials = [streams.imbalanced(data, num_tasks=2, trial=trial) for trial in range(3)]
+    assert len({len(stream[0].train) for stream in trials}) == 3
+    facts = (trials[0].input_shape, trials[0].num_classes, CPU, torch.float64)
+    for method in STACKED:
+        config = config_of(method, num_tasks=2, batch_size=batch_size, learning_rate=0.1)
+        learners = [build_learner(config, trial, *facts) for trial in range(3)]
+        assert_stack_equals_each_alone(learners, Batches(range(3), trials, 0, torch.float64), config)
+
+
 def test_joint_of_trials_of_several_sizes_trains_one_by_one_and_the_log_says_so() -> None:
     images = load("mnist-small")
     data = Dataset(images.name, images.train[slice(40)], images.test[slice(20)], "published")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from engram.rehearsal import Batch
 from engram.rehearsal.agem import project
 from engram.rehearsal.rehearsal import State
 
+DRAWING_THREADS = 8
 TRIAL_RATE = 0.01  # the learning rate of the steps that show whether a rehearsal can be mapped
 TOLERANCE = 0.2  # of their norm: coarse, since products in TF32 change the sign of a few activations
 
@@ -70,10 +72,14 @@ class RehearsalSection(Section):
         if count == 0:
             return
         drawn = torch.empty(piece.num_steps, len(trials), count, dtype=torch.float64)
-        for k, step in enumerate(range(piece.first_step, piece.end)):
+
+        def draw_step(k: int) -> None:
             for row, trial in zip(drawn[k], trials, strict=True):
-                own = draw(shapes, self.batches.seed, trial, self.n, epoch, step)
+                own = draw(shapes, self.batches.seed, trial, self.n, epoch, piece.first_step + k)
                 torch.cat([numbers.flatten() for numbers in own.values()], out=row)
+
+        with ThreadPoolExecutor(DRAWING_THREADS) as pool:  # while the GPU computes the piece before
+            list(pool.map(draw_step, range(piece.num_steps)))
         key = (piece.batch_size, len(trials))
         if key not in self.numbers:  # a graph refers to it, so it stays the same tensor
             self.numbers[key] = torch.zeros(LONGEST_PIECE, *drawn.shape[1:], dtype=torch.float64, device=self.device)
