@@ -34,7 +34,12 @@ def test_unknown_name_is_refused_with_the_choices(registry: Registry) -> None:
         registry["hamer"]
 
 
-@pytest.mark.parametrize("name", ["", "Hammer", "a+b", "a b", "-a", "a_b"])
+def test_name_may_end_in_two_plus_signs(registry: Registry) -> None:
+    registry.register("der++")(print)
+    assert "der++" in registry
+
+
+@pytest.mark.parametrize("name", ["", "Hammer", "a+b", "a b", "-a", "a_b", "a+", "a++b", "++", "a+++"])
 def test_bad_names_are_refused(registry: Registry, name: str) -> None:
     with pytest.raises(InputError, match="lower-case letters"):
         registry.register(name)
