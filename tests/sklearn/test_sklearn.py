@@ -9,10 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import SkipTest
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import engram.sklearn.classifier
 from builders import assert_tensors_equal
@@ -34,9 +31,12 @@ from engram import InputError
 from engram.common.registry import PENALTIES, Registration
 from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
-from engram.sklearn.learner import ContinualLearner, Reservoir, make_config
+from engram.sklearn.learner import ContinualLearner
+from engram.sklearn.reservoir import Reservoir
+from engram.sklearn.settings import make_config
 
 SMALL = {"hidden": (8,), "batch_size": 4, "memory_size": 10, "epochs": 3, "random_state": 0}
+NETWORK = {**SMALL, "method": "dhp+si"}
 FEATURES = 3
 
 
@@ -70,30 +70,9 @@ def assert_classifiers_equal(one: ContinualClassifier, other: ContinualClassifie
 
 # --- scikit-learn's own word ----------------------------------------------------------------------------------------
 
-QUICK = {"hidden": (16,), "epochs": 10}
-CHECKED = {
-    "as it is": ContinualClassifier(),
-    "with a memory, and a plain head": ContinualClassifier(method="mas", masked=False, **QUICK),
-}
-
-
-@pytest.mark.parametrize("name", CHECKED)
-def test_it_passes_every_check_of_scikit_learn(name: str) -> None:
-    skipped = []
-    for estimator, check in estimator_checks_generator(CHECKED[name]):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some checks warn of their own doing
-            try:
-                check(estimator)
-            except SkipTest as reason:
-                skipped.append(str(reason))
-    of_ours = [reason for reason in skipped if "pandas is not installed" not in reason and "ARRAY_API" not in reason]
-    assert not of_ours
-
-
 def test_it_works_inside_pipelines_searches_and_cross_validation() -> None:
     X, y = make_blobs(60, centers=3, random_state=0)
-    pipeline = Pipeline([("scale", StandardScaler()), ("learn", ContinualClassifier(**{**SMALL, "epochs": 10}))])
+    pipeline = Pipeline([("scale", StandardScaler()), ("learn", ContinualClassifier(**{**NETWORK, "epochs": 10}))])
     grid = {"learn__strength": np.logspace(-1, 1, 2), "learn__method": ["dhp+si"], "learn__hidden": [(8,), 4]}
     search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(1000 * X, y)
     assert search.score(1000 * X, y) > 0.85
@@ -123,10 +102,11 @@ def test_examples_in_docstrings_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("scale", [1e3, 1e6])
 def test_gradients_of_unscaled_features_are_clipped_to_norm_one(scale: float) -> None:
     """So the first step, plain SGD, moves the weights by exactly the learning rate."""
-    config = make_config(ContinualClassifier(method="finetune", hidden=(8,)).get_params(), seed=0)
+    config = make_config(ContinualClassifier(hidden=(8,)).get_params(), "finetune", seed=0)
     learner = ContinualLearner(config, 2, 2, torch.device("cpu"), masked=True, memory_size=1)
     before = {name: theta.detach().clone() for name, theta in learner.model.named_parameters()}
-    learner.learn(scale * torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor([0, 1]), epochs=1)
+    inputs = scale * np.array([[1.0, -2.0], [3.0, 0.5]], dtype=np.float32)
+    learner.learn(inputs, np.array([0, 1]), None, lambda counts: None, task=0, epochs=1)
     moved = [(theta.detach() - before[name]).square().sum() for name, theta in learner.model.named_parameters()]
     assert torch.stack(moved).sum().sqrt().item() == pytest.approx(config.learning_rate, rel=1e-3)
 
@@ -204,7 +184,7 @@ def test_memory_is_a_uniform_sample() -> None:
 @pytest.mark.parametrize("masked", [True, False])
 def test_one_sample_at_a_time_is_learned(masked: bool) -> None:
     X, y = blobs(["a", "b", "c"], 250)
-    classifier = ContinualClassifier(**{**SMALL, "masked": masked})
+    classifier = ContinualClassifier(**{**NETWORK, "masked": masked})
     for i in range(len(y)):
         classifier.partial_fit(X[i : i + 1], y[i : i + 1])
     assert classifier.score(*blobs(["a", "b", "c"], 200, seed=1)) > 0.9
@@ -212,7 +192,7 @@ def test_one_sample_at_a_time_is_learned(masked: bool) -> None:
 
 def test_a_single_class_is_predicted_for_all() -> None:
     X, _ = blobs([0])
-    classifier = ContinualClassifier(**SMALL).fit(X, np.full(len(X), "only"))
+    classifier = ContinualClassifier(**NETWORK).fit(X, np.full(len(X), "only"))
     assert set(classifier.predict(X)) == {"only"}
     assert (classifier.predict_proba(X) == 1).all()
 
@@ -231,17 +211,17 @@ def test_types_of_numbers_do_not_matter(method: str) -> None:
 def test_memory_layout_of_arrays_does_not_matter() -> None:
     X, y = blobs([0, 1])
     X = X.astype(np.float32)
-    expected = ContinualClassifier(**SMALL).partial_fit(X, y)
+    expected = ContinualClassifier(**NETWORK).partial_fit(X, y)
     locked = X.copy()
     locked.flags.writeable = False
     for same in (np.asfortranarray(X), locked, X[::-1].copy()[::-1], X.astype(">f4"), X.tolist()):
-        assert_classifiers_equal(ContinualClassifier(**SMALL).partial_fit(same, y), expected)
+        assert_classifiers_equal(ContinualClassifier(**NETWORK).partial_fit(same, y), expected)
         np.testing.assert_array_equal(expected.predict(same), expected.predict(X))
 
 
 def test_equal_seeds_give_equal_networks() -> None:
     X, y = blobs([0, 1, 2])
-    make = [ContinualClassifier(**{**SMALL, "random_state": seed}).partial_fit(X, y) for seed in (1, 1, 2)]
+    make = [ContinualClassifier(**{**NETWORK, "random_state": seed}).partial_fit(X, y) for seed in (1, 1, 2)]
     state = torch.get_rng_state()
     assert_classifiers_equal(make[0], make[1])
     assert not np.array_equal(make[0].predict_proba(X), make[2].predict_proba(X))
@@ -253,7 +233,7 @@ def test_threads_do_not_disturb_each_other() -> None:
     X, y = blobs([0, 1])
 
     def learned(seed: int) -> ContinualClassifier:
-        classifier = ContinualClassifier(**{**SMALL, "hidden": (64,), "epochs": 1, "random_state": seed}).fit(X, y)
+        classifier = ContinualClassifier(**{**NETWORK, "hidden": (64,), "epochs": 1, "random_state": seed}).fit(X, y)
         for more in range(2, 8):
             classifier.partial_fit(X[:1], [more])
         return classifier
@@ -274,9 +254,9 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 def test_fit_starts_afresh() -> None:
     X, y = blobs([0, 1, 2])
-    used = ContinualClassifier(**SMALL).partial_fit(X, y + 7, task="old")
+    used = ContinualClassifier(**NETWORK).partial_fit(X, y + 7, task="old")
     used.fit(X, y)
-    assert_classifiers_equal(used, ContinualClassifier(**SMALL).fit(X, y))
+    assert_classifiers_equal(used, ContinualClassifier(**NETWORK).fit(X, y))
     assert used.tasks_ == {}
 
 
@@ -284,7 +264,7 @@ def test_fit_starts_afresh() -> None:
 
 
 def test_new_classes_leave_the_rows_of_old_ones() -> None:
-    classifier = ContinualClassifier(**{**SMALL, "learning_rate": 1e-30}).fit(*blobs(["m", "p"]))
+    classifier = ContinualClassifier(**{**NETWORK, "learning_rate": 1e-30}).fit(*blobs(["m", "p"]))
     before = {n: t.clone() for n, t in classifier.learner_.model.state_dict().items() if n.startswith("head.")}
     classifier.partial_fit(*blobs(["a", "z", "n"]))
     after = classifier.learner_.model.state_dict()
@@ -296,7 +276,7 @@ def test_new_classes_leave_the_rows_of_old_ones() -> None:
 
 def test_declared_classes_have_a_column_and_no_probability_before_their_first_sample() -> None:
     X, y = blobs([1, 3])
-    classifier = ContinualClassifier(**SMALL).partial_fit(X, y, classes=[3, 2, 1])
+    classifier = ContinualClassifier(**NETWORK).partial_fit(X, y, classes=[3, 2, 1])
     assert classifier.classes_.tolist() == [1, 2, 3]
     assert not classifier.predict_proba(X)[:, 1].any()
     classifier.partial_fit(X[:1], [2]).partial_fit(X[:1], [9], classes=[9, 8])
@@ -340,7 +320,7 @@ def test_call_with_only_new_classes_starts_a_task_where_none_is_named() -> None:
 def test_masked_training_leaves_other_tasks_outputs_alone() -> None:
     old, new = blobs(["a", "b"]), blobs(["c", "d"])
     for masked in (True, False):
-        classifier = ContinualClassifier(**{**SMALL, "masked": masked, "method": "finetune"}).fit(*old, task=1)
+        classifier = ContinualClassifier(**{**NETWORK, "masked": masked, "method": "finetune"}).fit(*old, task=1)
         before = classifier.learner_.model.head.weight[:2].detach().clone()
         classifier.partial_fit(*new, task=2)
         assert torch.equal(classifier.learner_.model.head.weight[:2], before) == masked
@@ -348,7 +328,7 @@ def test_masked_training_leaves_other_tasks_outputs_alone() -> None:
 
 def test_a_task_restricts_the_prediction_to_its_classes() -> None:
     old, new = blobs(["a", "b"], 100), blobs(["c", "d"], 100)
-    classifier = ContinualClassifier(**SMALL).fit(*old, task="first")
+    classifier = ContinualClassifier(**NETWORK).fit(*old, task="first")
     for _ in range(3):
         classifier.partial_fit(*new, task="second")
     assert classifier.tasks_["first"].tolist() == ["a", "b"]
@@ -361,7 +341,7 @@ def test_a_task_restricts_the_prediction_to_its_classes() -> None:
     with pytest.raises(ValueError, match=r"there is no task 'third', only 'first', 'second'"):
         classifier.predict(old[0], task="third")
     with pytest.raises(ValueError, match="there is no task 0"):
-        ContinualClassifier(**SMALL).fit(*old).predict_proba(old[0], task=0)
+        ContinualClassifier(**NETWORK).fit(*old).predict_proba(old[0], task=0)
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------
@@ -383,7 +363,7 @@ def test_a_task_restricts_the_prediction_to_its_classes() -> None:
 )
 def test_impossible_samples_are_refused(X, y, options, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        ContinualClassifier(**SMALL).partial_fit(X, y, **options)
+        ContinualClassifier(**NETWORK).partial_fit(X, y, **options)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +383,7 @@ def test_impossible_samples_are_refused(X, y, options, message: str) -> None:
 )
 def test_impossible_parameters_are_refused(change, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ContinualClassifier(**{**SMALL, **change}).partial_fit(*blobs([0, 1]))
+        ContinualClassifier(**{**NETWORK, **change}).partial_fit(*blobs([0, 1]))
 
 
 def test_the_default_strength_of_another_penalty_is_its_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,14 +395,14 @@ def test_the_default_strength_of_another_penalty_is_its_registrations(monkeypatc
         ("mas", None, 0.03),
         ("dhp", None, None),
     ):
-        params = ContinualClassifier(**{**SMALL, "method": method, "strength": chosen}).get_params()
-        assert make_config(params, 0).strength == strength
-    ContinualClassifier(**{**SMALL, "method": "mine"}).fit(*blobs([0, 1]))
+        params = ContinualClassifier(**{**NETWORK, "method": method, "strength": chosen}).get_params()
+        assert make_config(params, method, 0).strength == strength
+    ContinualClassifier(**{**NETWORK, "method": "mine"}).fit(*blobs([0, 1]))
 
 
 def test_what_does_not_fit_what_was_learned_is_refused_and_changes_nothing() -> None:
     X, y = blobs([0, 1])
-    classifier = ContinualClassifier(**SMALL).fit(X, y)
+    classifier = ContinualClassifier(**NETWORK).fit(X, y)
     before = {name: tensor.clone() for name, tensor in tensors_of(classifier).items()}
     for bad in (lambda: classifier.partial_fit(X[:, :2], y), lambda: classifier.predict(X[:, :2])):
         with pytest.raises(ValueError, match="X has 2 features"):
@@ -448,7 +428,7 @@ def test_a_call_that_fails_leaves_everything_as_it_was() -> None:
         classifier.fit(X[:, :2], y)  # whose number of features was noted before
     classifier.memory_size = SMALL["memory_size"]
     assert pickle.dumps(classifier) == before
-    unfitted = ContinualClassifier(**{**SMALL, "partial_fit_epochs": 0})
+    unfitted = ContinualClassifier(**{**NETWORK, "partial_fit_epochs": 0})
     for call in (lambda: unfitted.partial_fit(X, y), lambda: unfitted.set_params(epochs=0).fit(X, y)):
         with pytest.raises(InputError, match="epochs"):
             call()
@@ -467,24 +447,24 @@ def test_a_call_that_fails_leaves_everything_as_it_was() -> None:
 )
 def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarray) -> None:
     X = np.eye(2, FEATURES)
-    classifier = ContinualClassifier(**SMALL).partial_fit(X, known)
+    classifier = ContinualClassifier(**NETWORK).partial_fit(X, known)
     error = r"labels of the types \w+ and \w+ cannot be compared exactly: \d+ would become"
     with pytest.raises(InputError, match=error):
         classifier.partial_fit(X, later)
     with pytest.raises(InputError, match=error):
-        ContinualClassifier(**SMALL).partial_fit(
+        ContinualClassifier(**NETWORK).partial_fit(
             X, known, classes=np.concatenate([later, known[:1].astype(later.dtype)])
         )
     assert classifier.classes_.tolist() == known.tolist()
-    small = ContinualClassifier(**SMALL).partial_fit(X, np.array([1, 2])).partial_fit(X, np.array([2.0, 3.0]))
+    small = ContinualClassifier(**NETWORK).partial_fit(X, np.array([1, 2])).partial_fit(X, np.array([2.0, 3.0]))
     assert small.classes_.tolist() == [1, 2, 3], "those that stay apart are taken"
 
 
 def test_divergence_names_a_remedy() -> None:
     X, y = blobs([0, 1, 2])
     with pytest.raises(ValueError, match=r"diverged with a learning_rate of 1e\+30: scale the features"):
-        ContinualClassifier(**{**SMALL, "learning_rate": 1e30}).fit(X, y)
-    unscaled = ContinualClassifier(**{**SMALL, "method": "dhp+si"}).fit(1e6 * X, y)
+        ContinualClassifier(**{**NETWORK, "learning_rate": 1e30}).fit(X, y)
+    unscaled = ContinualClassifier(**{**NETWORK, "method": "dhp+si"}).fit(1e6 * X, y)
     assert np.isfinite(unscaled.predict_proba(1e6 * X)).all()
 
 

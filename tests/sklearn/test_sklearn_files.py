@@ -23,6 +23,7 @@ from engram.sklearn.files import FORMAT
 
 SAVED = Path(__file__).parents[1] / "integrations" / "files" / "classifier-1.safetensors"
 SMALL = {"hidden": (4,), "batch_size": 4, "memory_size": 6, "epochs": 2, "random_state": 0}
+NETWORK = {**SMALL, "method": "dhp+si"}
 # What the saved file was trained on, and the class and probability that it gave for each of these samples then.
 SAVED_X = np.linspace(-1, 1, 12).reshape(4, 3)
 SAVED_CLASSES = ["ant", "bee", "cat"]
@@ -83,12 +84,12 @@ def saved_and_loaded(classifier: ContinualClassifier) -> ContinualClassifier:
 
 
 def test_parameters_names_and_joblib(tmp_path: Path) -> None:
-    classifier = ContinualClassifier(**{**SMALL, "hidden": [4], "strength": np.float64(2), "masked": False})
+    classifier = ContinualClassifier(**{**NETWORK, "hidden": [4], "strength": np.float64(2), "masked": False})
     classifier.fit(*samples([0, 1]), task=1)
     joblib.dump(classifier, tmp_path / "joblib")
     assert_classifiers_equal(joblib.load(tmp_path / "joblib"), classifier)
     classifier.feature_names_in_ = np.array(["length", "width", "height"], dtype=object)
-    classifier.set_params(memory_size=99)  # takes effect at the next fit
+    classifier.memory_size = 99  # takes effect at the next fit
     classifier.save(tmp_path / "model")
     again = ContinualClassifier.load(tmp_path / "model", device="auto")
     assert again.get_params() == {**classifier.get_params(), "hidden": (4,), "device": "auto"}
@@ -240,7 +241,7 @@ def test_sums_round_alike_after_loading(method: str) -> None:
     ],
 )  # fmt: skip
 def test_every_form_of_a_parameter_is_saved(name: str, value, comes_back) -> None:
-    classifier = ContinualClassifier(**{**SMALL, name: value}).fit(*samples([0, 1]), task=1)
+    classifier = ContinualClassifier(**{**NETWORK, name: value}).fit(*samples([0, 1]), task=1)
     again = saved_and_loaded(classifier)
     got = again.get_params()[name]
     assert (got, type(got)) == (comes_back, type(comes_back))
@@ -265,11 +266,12 @@ def test_unsavable_values_are_refused_before_anything_is_written(tmp_path: Path)
     path = tmp_path / "model"
     X, y = samples([0, 1])
     with pytest.raises(InputError, match=r"the task \(1, 2\) cannot be saved"):
-        ContinualClassifier(**SMALL).fit(X, y, task=(1, 2)).save(path)
+        ContinualClassifier(**NETWORK).fit(X, y, task=(1, 2)).save(path)
     with pytest.raises(InputError, match="the parameter random_state RandomState"):
-        ContinualClassifier(**{**SMALL, "random_state": np.random.RandomState(0)}).fit(X, y).save(path)
+        ContinualClassifier(**{**NETWORK, "random_state": np.random.RandomState(0)}).fit(X, y).save(path)
     for name, value in (("hidden", "wide"), ("hidden", (4.5,)), ("hidden", [[4]]), ("method", ["si"])):
-        changed = ContinualClassifier(**SMALL).fit(X, y).set_params(**{name: value})
+        changed = ContinualClassifier(**NETWORK).fit(X, y)
+        setattr(changed, name, value)
         with pytest.raises(InputError, match=f"the parameter {name} .* cannot be saved"):
             changed.save(path)
     assert list(tmp_path.iterdir()) == []

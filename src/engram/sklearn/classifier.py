@@ -2,67 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from engram.common.errors import InputError
-from engram.engine.build import choose_device
+from engram.sklearn.base import ClassifierBase, all_or_nothing
 from engram.sklearn.files import Saved, load, save
-from engram.sklearn.labels import Labels, check_same_kind, declared_classes, task_name, whole_number
-from engram.sklearn.learner import ContinualLearner, make_config
+from engram.sklearn.labels import check_same_kind, declared_classes, task_name, whole_number
+
+AT_ONCE = ("partial_fit_epochs", "class_weight", "verbose", "epochs")  # parameters that no later `fit` is needed for
 
 
-class ContinualClassifier(ClassifierMixin, BaseEstimator):
-    """A neural network that keeps learning: new samples, new classes and new tasks, without the old data.
+class ContinualClassifier(ClassifierMixin, ClassifierBase):
+    """A classifier that keeps learning: new samples, new classes and new tasks, without the old data.
 
-    Its head grows as classes come, and each task is consolidated when it ends: the weights that it needs become hard to
-    change. It supports the three scenarios of continual learning:
+    By default it is a memory of sums: linear discriminant analysis (LDA) on the inputs and on fixed random features of
+    them. It needs one pass, forgets nothing, and is the same for any order of the samples and any division into calls.
+    A class that comes back in another task, with other inputs, is remembered separately. It supports the three
+    scenarios of continual learning:
 
     - class-incremental: tasks bring new classes, and `predict(X)` chooses among all classes so far;
     - domain-incremental: tasks bring the same classes in other conditions, and `predict(X)` does the same;
     - task-incremental: the task of a sample is known, and `predict(X, task=...)` chooses among its classes.
 
-    A task ends when `partial_fit` is called with another `task` than before, or by `consolidate()`. `task=None` is a
-    name like any other, with one exception: where no task is named, a call whose classes are all new starts a new task
-    if the current one has had at least `batch_size` samples. (So a stream of single samples is one task.)
+    With `head` or `method` it is a neural network instead, whose head grows as classes come; each task is consolidated
+    when it ends: the weights that it needs become hard to change. A task ends when `partial_fit` is called with another
+    `task` than before, or by `consolidate()`. `task=None` is a name like any other, with one exception: where no task
+    is named, a call whose classes are all new starts a new task if the current one has had at least `batch_size`
+    samples. (So a stream of single samples is one task.)
 
-    Features should be of about unit size: put a `StandardScaler` before it. Gradients are clipped to norm 1, so that
-    other features are learned badly rather than not at all.
+    Features should be of about unit size: put a `StandardScaler` before it. The scale of each input matters only to the
+    random features, and to networks, whose gradients are clipped to norm 1.
 
     Args:
-        hidden: the widths of the hidden layers; a single number is one layer.
-        method: "finetune", "dhp" (the plastic head alone), "si", "ewc", "online-ewc", "mas" (a penalty alone), or both,
-            as in "dhp+si". With "ewc" memory grows with the number of tasks.
+        hidden: the widths of the hidden layers of a network; a single number is one layer.
+        method: None, "finetune", "dhp" (the plastic head alone), "si", "ewc", "online-ewc", "mas" (a penalty alone), or
+            both, as in "dhp+si". With "ewc" memory grows with the number of tasks.
+        head: "auto", or a name of `engram.heads.list()`, with `method` None or a penalty. "auto" is the memory described
+            above, or what `method` names. "slda", "ridge" and "ncm" remember the inputs, as they are or as random features.
+        random_features: how many random features of the inputs a memory uses. Default: with "auto" six for each
+            input, from 256 to 700, and none for more than 1000 inputs; otherwise none.
+        shrinkage: ε in [0, 1], by which the correlations of a memory's features are reduced. Default: 0.03 with "auto".
         strength: λ, how strongly consolidated weights are protected. Default: 3, 0.03 for "mas", others as registered.
         steady: use the steady form of the plastic head (`engram.config.presets.STEADY`), not the paper's.
         masked: only classes of the current task are in the softmax during training. Without it, each new task teaches
             the network that the old classes no longer occur.
+        class_weight: None, "balanced" or {label: weight}. A memory multiplies the prior probability of each class, so
+            "balanced" makes them equal. A network multiplies the loss; "balanced" is n / (C n_c) of the samples so far.
         learning_rate: of plain SGD.
         batch_size: samples per step.
-        epochs: passes over the samples of `fit`.
+        epochs: passes over the samples of `fit`. A memory takes one.
         partial_fit_epochs: passes over the samples of each call of `partial_fit`.
         memory_size: how many samples of the *current* task are kept, as a uniform random sample, to compute importances
-            when it ends; they are discarded then. "si", "dhp" and "finetune" keep none.
+            when it ends; they are discarded then. Only "ewc", "online-ewc" and "mas" keep any.
         random_state: a seed, a `RandomState` from which one is drawn, or None.
-        device: "cpu", "cuda" or "auto".
+        device: "cpu", "cuda" or "auto", of a network.
+        verbose: print a line for each call that learns.
 
-    Changes by `set_params` take effect at the next `fit`, those of `partial_fit_epochs` at the next `partial_fit`.
+    `set_params` after `fit`: `class_weight`, `verbose`, `epochs` and `partial_fit_epochs` take effect at the next call,
+    all others at the next `fit`, as a warning says.
 
     Attributes:
         classes_: all classes, sorted. A new class may shift the columns of `predict_proba`.
         tasks_: the classes of each task with a name.
         n_features_in_, feature_names_in_: as in all of scikit-learn.
-        learner_: the network (`learner_.model`) and its penalty (`learner_.penalty`).
+        learner_: the sums, or the network (`learner_.model`) and its penalty (`learner_.penalty`).
 
     Example:
         >>> classifier = ContinualClassifier(random_state=0)
@@ -75,11 +85,15 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         hidden: int | Sequence[int] = (256,),
-        method: str = "dhp+si",
+        method: str | None = None,
         *,
+        head: str = "auto",
+        random_features: int | None = None,
+        shrinkage: float | None = None,
         strength: float | None = None,
         steady: bool = True,
         masked: bool = True,
+        class_weight: Any = None,
         learning_rate: float = 0.1,
         batch_size: int = 32,
         epochs: int = 20,
@@ -87,12 +101,17 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         memory_size: int = 500,
         random_state: int | np.random.RandomState | None = None,
         device: str = "cpu",
+        verbose: bool | int = False,
     ):
         self.hidden = hidden
         self.method = method
+        self.head = head
+        self.random_features = random_features
+        self.shrinkage = shrinkage
         self.strength = strength
         self.steady = steady
         self.masked = masked
+        self.class_weight = class_weight
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.epochs = epochs
@@ -100,36 +119,40 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         self.memory_size = memory_size
         self.random_state = random_state
         self.device = device
+        self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, task: Hashable = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, task: Hashable = None) -> Self:
         """Learn from scratch, in `epochs` passes over the data; everything learned before is discarded.
 
         Args:
             X: the samples, (samples, features).
             y: a label for each sample.
+            sample_weight: a weight of at least 0 for each sample.
             task: a name for the task of these samples, with which `partial_fit` can continue.
 
         Example:
             >>> ContinualClassifier(random_state=0).fit([[0.0], [1.0]], ["cold", "warm"]).predict([[1.0]])
             array(['warm'], dtype='<U4')
         """
-        task = task_name(task)
-        with _all_or_nothing(self):
-            inputs, labels = self._checked(X, y, first=True)
+        task, passes = task_name(task), whole_number("epochs", self.epochs, least=1)
+        with all_or_nothing(self):
+            inputs, labels, weights = self._checked(X, y, sample_weight, first=True)
             self._start(inputs, np.unique(labels), task)
-            return self._learn(inputs, labels, self.learner_.config.epochs)
+            return self._learn(inputs, labels, weights, passes)
 
-    def partial_fit(self, X: Any, y: Any, task: Hashable = None, classes: Any = None) -> Self:
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, *, task: Hashable = None
+    ) -> Self:
         """Continue to learn, in `partial_fit_epochs` passes over these samples.
 
         Args:
-            X: the samples, (samples, features), dense; computed with in 32 bits.
-            y: a label for each sample: text, numbers or Booleans, the same kind in all calls. The head grows by
-                labels that are new.
-            task: the task of these samples, any hashable value. If it is not the current task, the current one is
-                consolidated first. A task may come back.
+            X: the samples, (samples, features), dense. A network computes with them in 32 bits.
+            y: a label for each sample: text, numbers or Booleans, the same kind in all calls. Labels may be new.
             classes: all labels that `y` may hold, if they should have a column from now on. Unlike elsewhere in
                 scikit-learn it is never needed, and may differ from call to call.
+            sample_weight: a weight of at least 0 for each sample.
+            task: the task of these samples, any hashable value. If it is not the current task, the current one is
+                consolidated first. A task may come back.
 
         Example:
             >>> classifier.partial_fit([[2.0]], ["hot"], task="summer").tasks_["summer"].tolist()
@@ -137,16 +160,32 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         """
         task, passes = task_name(task), whole_number("partial_fit_epochs", self.partial_fit_epochs, least=1)
         if not hasattr(self, "classes_"):
-            with _all_or_nothing(self):
-                inputs, labels = self._checked(X, y, first=True)
+            with all_or_nothing(self):
+                inputs, labels, weights = self._checked(X, y, sample_weight, first=True)
                 self._start(inputs, np.unique(declared_classes(classes, labels)), task)
-                return self._learn(inputs, labels, passes)
-        inputs, labels = self._checked(X, y, first=False)
+                return self._learn(inputs, labels, weights, passes)
+        inputs, labels, weights = self._checked(X, y, sample_weight, first=False)
         check_same_kind(labels, self._labels.values)
         grown = self._labels.extended(self._labels.unknown(declared_classes(classes, labels)))
         self._switch_task(task, labels)
         self._set_labels(grown)
-        return self._learn(inputs, labels, passes)
+        return self._learn(inputs, labels, weights, passes)
+
+    def set_params(self, **params: Any) -> Self:
+        """Change parameters, with a warning about those that take effect at the next `fit` only.
+
+        Args:
+            params: by name.
+
+        Example:
+            >>> classifier = classifier.set_params(class_weight="balanced")
+        """
+        before = self.get_params()
+        super().set_params(**params)
+        late = [name for name in params if name not in AT_ONCE and params[name] is not before.get(name)]
+        if late and hasattr(self, "classes_"):
+            warnings.warn(f"{', '.join(late)}: changes take effect at the next fit, not before", stacklevel=2)
+        return self
 
     def consolidate(self) -> Self:
         """End the current task now, as a call with another `task` would.
@@ -158,7 +197,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         self.learner_.start_task(self._task_rows.get(self._task, ()))
         return self
 
-    def predict(self, X: Any, task: Hashable = None) -> np.ndarray:
+    def predict(self, X: Any, *, task: Hashable = None) -> np.ndarray:
         """The most probable class of each sample, among all classes so far, or among those of a task.
 
         Args:
@@ -169,10 +208,10 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             >>> classifier.predict([[0.0], [1.0]], task="winter").shape
             (2,)
         """
-        columns = self.predict_proba(X, task).argmax(axis=1)
+        columns = self._logits(X, task).argmax(axis=1)
         return self.classes_[columns]
 
-    def predict_proba(self, X: Any, task: Hashable = None) -> np.ndarray:
+    def predict_proba(self, X: Any, *, task: Hashable = None) -> np.ndarray:
         """The probability of each class, in the order of `classes_`: (samples, classes).
 
         Args:
@@ -183,16 +222,28 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             >>> classifier.predict_proba([[0.0], [1.0]]).sum(axis=1).round(6)
             array([1., 1.])
         """
-        check_is_fitted(self, "classes_")
-        inputs = validate_data(self, X, dtype=np.float32, order="C", reset=False)
-        rows = self.learner_.seen if task is None else self._rows_of(task_name(task))
-        logits = self.learner_.logits(torch.tensor(inputs)).numpy()[:, rows]
+        logits = self._logits(X, task)
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        by_row = np.zeros((len(inputs), len(self.classes_)))
-        by_row[:, rows] = odds / odds.sum(axis=1, keepdims=True)
-        return by_row[:, self._labels.row_of_column]
+        return odds / odds.sum(axis=1, keepdims=True)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, task: Hashable = None) -> float:
+    def decision_function(self, X: Any, *, task: Hashable = None) -> np.ndarray:
+        """The logits that `predict_proba` is the softmax of, in the order of `classes_`: (samples, classes).
+
+        A class that has had no sample, or is not in the task, has −∞. With two classes it is one number for each sample
+        (samples,), which is positive where `classes_[1]` is predicted.
+
+        Args:
+            X: the samples, (samples, features).
+            task: the name of a task, as in `predict`.
+
+        Example:
+            >>> classifier.decision_function([[0.0], [1.0]]).shape
+            (2,)
+        """
+        logits = self._logits(X, task)
+        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, task: Hashable = None) -> float:
         """The fraction of samples whose class is predicted correctly.
 
         Args:
@@ -204,12 +255,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         Example:
             >>> accuracy = classifier.score(X, y)
         """
-        return float(accuracy_score(y, self.predict(X, task), sample_weight=sample_weight))
-
-    @property
-    def tasks_(self) -> dict[Hashable, np.ndarray]:
-        check_is_fitted(self, "classes_")
-        return {task: np.sort(self._labels.values[rows]) for task, rows in self._task_rows.items()}
+        return float(accuracy_score(y, self.predict(X, task=task), sample_weight=sample_weight))
 
     def save(self, path: str | Path) -> None:
         """Write all that is needed to continue learning into one safetensors file, without pickle.
@@ -245,56 +291,3 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         if saved.feature_names is not None:
             classifier.feature_names_in_ = np.array(saved.feature_names, dtype=object)
         return classifier
-
-    def _checked(self, X: Any, y: Any, first: bool) -> tuple[np.ndarray, np.ndarray]:
-        inputs, labels = validate_data(self, X, y, dtype=np.float32, order="C", reset=first)
-        check_classification_targets(labels)
-        return inputs, labels
-
-    def _start(self, inputs: np.ndarray, labels: np.ndarray, task: Hashable) -> None:
-        """Build a new network for these classes."""
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        memory_size = whole_number("memory_size", self.memory_size, least=1)
-        config, device = make_config(self.get_params(), seed), choose_device(self.device)
-        self.learner_ = ContinualLearner(config, inputs.shape[1], len(labels), device, bool(self.masked), memory_size)
-        self._task: Hashable = task
-        self._task_rows: dict[Hashable, list[int]] = {}
-        self._set_labels(Labels(labels))
-
-    def _set_labels(self, labels: Labels) -> None:
-        self._labels = labels
-        self.classes_ = labels.classes
-        self.learner_.grow(len(self.classes_))
-
-    def _switch_task(self, task: Hashable, labels: np.ndarray) -> None:
-        """End the current task if the next samples, with these labels, belong to another."""
-        all_new = not np.isin(labels, self._labels.values[self.learner_.seen]).any()
-        long_enough = self.learner_.num_samples >= self.learner_.config.batch_size
-        if task != self._task or (task is None and all_new and long_enough):
-            self.learner_.start_task(self._task_rows.get(task, ()))
-        self._task = task
-
-    def _learn(self, inputs: np.ndarray, labels: np.ndarray, epochs: int) -> Self:
-        rows = torch.tensor(self._labels.rows_of(labels))
-        self.learner_.learn(torch.tensor(inputs), rows, epochs)
-        if self._task is not None:
-            self._task_rows[self._task] = list(self.learner_.classes)
-        return self
-
-    def _rows_of(self, task: Hashable) -> list[int]:
-        if task not in self._task_rows:
-            known = ", ".join(map(repr, self._task_rows))
-            raise InputError(f"there is no task {task!r}, " + (f"only {known}" if known else "and no task has a name"))
-        return self._task_rows[task]
-
-
-@contextmanager
-def _all_or_nothing(classifier: ContinualClassifier) -> Iterator[None]:
-    """If it fails, the classifier stays as it was, with what it learned before."""
-    before = dict(vars(classifier))
-    try:
-        yield
-    except BaseException:
-        classifier.__dict__.clear()
-        classifier.__dict__.update(before)
-        raise

@@ -19,8 +19,11 @@ from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model, choose_device
 from engram.sklearn.labels import Labels, as_python
 from engram.sklearn.learner import ContinualLearner
+from engram.sklearn.memory import MemoryLearner
+from engram.sklearn.sums_file import memory_parts, numbers_of, restored_memory
 
-KIND, FORMAT = "classifier", 2  # format 1 called the benchmark and the dataset of the settings "own"
+# Format 1 called the benchmark and the dataset of the settings "own". Formats 1 and 2 know networks only.
+KIND, FORMAT = "classifier", 3
 NAMES = (str, int, float, bool)  # the types of a task's name in a file
 LABELS: dict[str, tuple[type, ...]] = {  # what labels are in JSON, by NumPy's letter for their type
     "b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "O": (str,)
@@ -34,7 +37,7 @@ class Saved:
     """All that a classifier consists of."""
 
     params: dict[str, Any]
-    learner: ContinualLearner
+    learner: ContinualLearner | MemoryLearner
     labels: Labels
     task: Hashable  # the current one
     task_rows: dict[Hashable, list[int]]  # the classes of each task with a name
@@ -44,9 +47,9 @@ class Saved:
 def save(saved: Saved, path: Path) -> None:
     """Write a classifier. Labels, tasks and parameters that JSON cannot hold are refused before anything is written."""
     learner = saved.learner
+    in_memory = isinstance(learner, MemoryLearner)
     header = {
         "params": {name: _parameter(name, value) for name, value in saved.params.items()},
-        "config": learner.config.to_dict(),
         "features": learner.num_features,
         "feature_names": saved.feature_names,
         "labels": [_as_json("the class", label) for label in saved.labels.values.tolist()],
@@ -57,6 +60,15 @@ def save(saved: Saved, path: Path) -> None:
         "classes": learner.classes,
         "num_samples": learner.num_samples,
         "num_calls": learner.num_calls,
+        "learner": "memory" if in_memory else "network",
+    }
+    more, tensors = memory_parts(learner) if isinstance(learner, MemoryLearner) else _network_parts(learner)
+    write_tensors(path, KIND, FORMAT, {**header, **more}, tensors)
+
+
+def _network_parts(learner: ContinualLearner) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header = {
+        "config": learner.config.to_dict(),
         "masked": learner.masked,
         "memory": [learner.memory_size, learner.memory.num_tasks, learner.memory.num_seen],
     }
@@ -64,7 +76,7 @@ def save(saved: Saved, path: Path) -> None:
     tensors |= {f"penalty.{name}": tensor for name, tensor in learner.penalty.state_dict().items()}
     if learner.memory.inputs is not None and learner.memory.targets is not None:
         tensors |= {"memory.inputs": learner.memory.inputs, "memory.targets": learner.memory.targets}
-    write_tensors(path, KIND, FORMAT, header, tensors)
+    return header, tensors | {"counts": torch.from_numpy(learner.counts)}
 
 
 def load(path: Path, device: str | None, parameters: Collection[str]) -> Saved:
@@ -99,20 +111,15 @@ def _restored(
 ) -> Saved:
     labels = _labels(header["labels"], header["labels_type"])
     num_features, num_classes = _number(header, "features", least=1), len(labels.values)
-    config = from_dict(_current_names(header["config"]))
-    _check_shapes(config, num_features, num_classes, _part(tensors, "model."))
-    size, num_tasks, num_seen = (_of(int, "memory", number) for number in header["memory"])
-    masked = _of(bool, "masked", header["masked"])
-    learner = ContinualLearner(config, num_features, num_classes, device, masked, size)
-    learner.model.load_state_dict(_part(tensors, "model."))
-    learner.penalty.load_state_dict(_part(tensors, "penalty."))
-    learner.model.eval()
+    in_memory = header.get("learner") == "memory"
+    learner = (restored_memory if in_memory else _restored_network)(header, tensors, num_features, num_classes, device)
     learner.seen = _rows("seen", header["seen"], range(num_classes))
     if not learner.seen:
         raise ValueError("it has seen no class")
     learner.classes = _rows("classes", header["classes"], learner.seen)
     learner.num_samples, learner.num_calls = _number(header, "num_samples"), _number(header, "num_calls", least=1)
-    _refill(learner, num_tasks, num_seen, _part(tensors, "memory."))
+    if isinstance(learner, ContinualLearner):
+        _refill(learner, header["memory"], _part(tensors, "memory."))
     names = header["feature_names"]
     if names is not None and len([_of(str, "feature_names", name) for name in names]) != num_features:
         raise ValueError(f"it has {num_features} features and {len(names)} names of them")
@@ -121,6 +128,21 @@ def _restored(
     if len(task_rows) != len(header["tasks"]):
         raise ValueError("a task is in it twice")
     return Saved(params, learner, labels, task, task_rows, names)
+
+
+def _restored_network(
+    header: dict[str, Any], tensors: dict[str, Tensor], num_features: int, num_classes: int, device: torch.device
+) -> ContinualLearner:
+    config = from_dict(_current_names(header["config"]))
+    _check_shapes(config, num_features, num_classes, _part(tensors, "model."))
+    masked, size = _of(bool, "masked", header["masked"]), _of(int, "memory", header["memory"][0])
+    learner = ContinualLearner(config, num_features, num_classes, device, masked, size)
+    learner.model.load_state_dict(_part(tensors, "model."))
+    learner.penalty.load_state_dict(_part(tensors, "penalty."))
+    learner.model.eval()
+    if "counts" in tensors:  # not in formats 1 and 2
+        learner.counts = numbers_of(tensors, "counts", (num_classes,))
+    return learner
 
 
 def _current_names(settings: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +156,9 @@ def _params(params: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
     for name, value in params.items():
         if name not in known:
             raise ValueError(f"there is no parameter {name!r}")
-        if name != "hidden" and value is not None:
+        if name == "class_weight" and isinstance(value, list):
+            params = {**params, name: {_of(NAMES, name, label): _of((int, float), name, w) for label, w in value}}
+        elif name != "hidden" and value is not None:
             _of(NAMES, name, value)
     hidden = params["hidden"]
     widths = tuple(_of(int, "hidden", width) for width in (hidden if isinstance(hidden, list) else [hidden]))
@@ -162,8 +186,9 @@ def _check_shapes(config: Config, num_features: int, num_classes: int, tensors: 
         raise ValueError(f"its tensors are not those of {config.method} with {num_classes} classes")
 
 
-def _refill(learner: ContinualLearner, num_tasks: int, num_seen: int, tensors: dict[str, Tensor]) -> None:
+def _refill(learner: ContinualLearner, numbers: list[int], tensors: dict[str, Tensor]) -> None:
     memory = learner.memory
+    _, num_tasks, num_seen = (_of(int, "memory", number) for number in numbers)
     if learner.memory_size < 1 or num_tasks < 1 or num_seen < 0 or bool(num_seen) != bool(tensors):
         raise ValueError(f"its memory of {learner.memory_size} has seen {num_seen} samples in {num_tasks} tasks")
     memory.num_tasks, memory.num_seen = num_tasks, num_seen
@@ -211,6 +236,8 @@ def _parameter(name: str, value: Any) -> Any:
         if widths.ndim > 1 or widths.dtype.kind not in "iu":
             raise InputError(f"the parameter hidden {value!r} cannot be saved: it must be whole numbers")
         value = widths.tolist()
+    elif name == "class_weight" and isinstance(value, dict):
+        value = [[_as_json("the class", label), _as_json("the weight", weight)] for label, weight in value.items()]
     elif isinstance(value, list | dict):
         raise _unsavable(f"the parameter {name}", value)
     return _as_json(f"the parameter {name}", value)

@@ -70,6 +70,8 @@ def declared_classes(classes: Any, labels: np.ndarray) -> np.ndarray:
     """The classes that a call adds: those of its samples, or those it declares, which must include them."""
     if classes is None:
         return labels
+    if isinstance(classes, str):
+        raise InputError(f"classes must be a list of labels, not {classes!r}: a task is named by task={classes!r}")
     declared = np.unique(np.asarray(classes))
     if not len(declared):
         raise InputError(f"y holds {as_python(labels[0])!r}, but classes is empty")

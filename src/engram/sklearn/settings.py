@@ -1,0 +1,93 @@
+"""From the parameters of a classifier to what learns: a memory of sums, or a network with its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from engram.common.errors import InputError, check_choice
+from engram.common.registry import HEADS, PENALTIES
+from engram.config.methods import CUSTOM, parts_of
+from engram.config.presets import STEADY, preset
+from engram.config.settings import Config
+from engram.engine.build import choose_device
+from engram.sklearn.features import usual_random_features
+from engram.sklearn.labels import as_python, whole_number
+from engram.sklearn.learner import ContinualLearner
+from engram.sklearn.memory import MemoryLearner
+
+SHRINKAGE = 0.03  # of `head="auto"`, chosen by benchmarks/classifier_defaults.py like all that is in features.py
+# The default λ of each penalty: of those in benchmarks/classifier_defaults.py, the one with the best mean of the two
+# accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's. A penalty
+# that is not here has the strength of its registration.
+STRENGTHS = {"si": 3.0, "ewc": 3.0, "online-ewc": 3.0, "mas": 0.03}
+
+
+def method_of(head: str, method: str | None) -> str | None:
+    """HEAD+METHOD, as `engram.preset` takes it; None if nothing is named, and the memory of `head="auto"` is meant.
+
+    Args:
+        head: "auto", or a registered head.
+        method: None, "finetune", a head, a penalty, or both: "dhp+si".
+    """
+    method = None if method is None else str(method)
+    if head == "auto":
+        return method
+    check_choice("head", head, ("auto", *HEADS.names()))
+    if method in (None, "finetune"):
+        return head
+    if method not in PENALTIES:
+        raise InputError(f"head={head!r} can be combined with a penalty, and method={method!r} is none")
+    return f"{head}+{method}"
+
+
+def make_config(params: Mapping[str, Any], method: str, seed: int) -> Config:
+    """The parameters of a classifier as settings, which are checked there."""
+    given, head = as_python(params["strength"]), parts_of(method).head
+    strength = STRENGTHS.get(method.split("+")[-1]) if given is None else given
+    changes: dict[str, Any] = {} if strength is None else {"strength": strength}
+    if params["steady"] and head in (None, "dhp"):
+        changes |= STEADY
+    if head is not None and HEADS.facts(head).get("memory"):
+        changes["random_features"] = as_python(params["random_features"]) or 0
+        taken = HEADS.facts(head).get("settings", {})
+        if params["shrinkage"] is not None and "shrinkage" in taken.values():
+            changes["shrinkage"] = as_python(params["shrinkage"])
+    return preset(
+        CUSTOM,
+        method,
+        hidden=[as_python(width) for width in np.atleast_1d(np.asarray(params["hidden"], dtype=object))],
+        **{name: as_python(params[name]) for name in ("learning_rate", "batch_size", "epochs")},
+        seed=seed,
+        baseline_head="linear",
+        **changes,
+    )
+
+
+def is_memory(head: Any, method: Any) -> bool:
+    """Whether these parameters mean the memory of `head="auto"`, and no network."""
+    return method_of(head, method) is None
+
+
+def make_learner(
+    params: Mapping[str, Any], seed: int, num_features: int, num_classes: int
+) -> ContinualLearner | MemoryLearner:
+    """What learns, for the parameters of a classifier.
+
+    Args:
+        params: by name, as `get_params` gives them.
+        seed: of all random draws.
+        num_features: the number of inputs.
+        num_classes: how many classes are known.
+    """
+    method, memory_size = method_of(params["head"], params["method"]), params["memory_size"]
+    if method is None:
+        given = params["random_features"]
+        num_random = usual_random_features(num_features) if given is None else whole_number("random_features", given, 0)
+        shrinkage = SHRINKAGE if params["shrinkage"] is None else params["shrinkage"]
+        return MemoryLearner(seed, num_features, num_classes, num_random, float(shrinkage))
+    config, device = make_config(params, method, seed), choose_device(params["device"])
+    memory_size = whole_number("memory_size", memory_size, least=1)
+    return ContinualLearner(config, num_features, num_classes, device, bool(params["masked"]), memory_size)
