@@ -56,8 +56,11 @@ def main(passes: int = 1) -> dict[str, tuple[float, float]]:
         "SGDClassifier": lambda: SGDClassifier(loss="log_loss", random_state=0),
         "MLPClassifier of the same size, batches of 32": lambda: MLPClassifier((256,), batch_size=32, random_state=0),
         "ContinualClassifier": lambda: ContinualClassifier(random_state=0),
-        "  with all outputs in training (masked=False)": lambda: ContinualClassifier(masked=False, random_state=0),
-        '  without consolidation (method="finetune")': lambda: ContinualClassifier(method="finetune", random_state=0),
+        '  as a network (method="dhp+si")': lambda: ContinualClassifier(method="dhp+si", random_state=0),
+        "    with all outputs in training (masked=False)": lambda: ContinualClassifier(
+            method="dhp+si", masked=False, random_state=0
+        ),
+        '    without consolidation (method="finetune")': lambda: ContinualClassifier(method="finetune", random_state=0),
     }
     found = {}
     for name, make in track(makers.items(), description="learning", transient=True):

@@ -37,7 +37,7 @@ MODULES = (
         "runs.run",
         "runs.start",
     ),
-    *("integrations.export", "integrations.model_file", "sklearn.classifier"),
+    *("integrations.export", "integrations.model_file", "sklearn.classifier", "sklearn.regressor", "sklearn.features"),
 )
 HEADS = {"nn.dhp": engram.DHPSoftmax, "nn.heads": engram.MatchedSoftmax}
 
@@ -109,6 +109,8 @@ def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pyte
             X, y = torch.rand(8, 1).numpy(), ["cold", "warm"] * 4
             classifier = module.ContinualClassifier(random_state=0).partial_fit(X, y, task="winter")
             test.globs |= {"classifier": classifier, "X": X, "y": y}
+        if name == "sklearn.regressor":
+            test.globs["regressor"] = module.ContinualRegressor().fit([[0.0], [1.0]], [1.0, 3.0])
         if name == "integrations.export":
             test.globs["onnxruntime"] = pytest.importorskip("onnxruntime")
         assert doctest.DocTestRunner(verbose=False).run(test).failed == 0, test.name

@@ -82,9 +82,7 @@ def test_logits_are_the_equation() -> None:
     by_cloud = -0.5 * np.einsum("bjk,kl,bjl->bj", from_mean, inverse, from_mean)
     by_cloud += np.log([np.mean(cloud == j) for j in range(4)])
     expected = logsumexp(by_cloud.reshape(80, 2, 2), axis=1)
-    np.testing.assert_allclose(
-        classifier.decision_function(X), expected[:, 1] - expected[:, 0], rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(classifier.decision_function(X), expected[:, 1] - expected[:, 0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("factors", [(1e3, 1, 1e-3), (1e-6, 1e6, 1)])
@@ -159,7 +157,10 @@ def test_weights_count_as_repetitions(head: str) -> None:
 
 def test_impossible_weights_are_refused() -> None:
     X, y = blobs([0, 1])
-    for weights, message in ((np.zeros(len(y)), "Sample weights must contain at least one non-zero"), (-np.ones(len(y)), "Negative")):
+    for weights, message in (
+        (np.zeros(len(y)), "Sample weights must contain at least one non-zero"),
+        (-np.ones(len(y)), "Negative"),
+    ):
         with pytest.raises(ValueError, match=message):
             ContinualClassifier().partial_fit(X, y, sample_weight=weights)
     for given, message in (("even", "class_weight must be None"), ({0: -1}, "the weight of the class 0 must be")):
@@ -211,6 +212,7 @@ def test_verbose_says_what_was_learned(capsys: pytest.CaptureFixture[str]) -> No
     [
         ({"head": "lda"}, "there is no head 'lda'"),
         ({"head": "slda", "method": "dhp+si"}, "head='slda' can be combined with a penalty, and method='dhp"),
+        ({"method": "replay"}, "stores no samples of old tasks: replay is a method of engram.run"),
         ({"shrinkage": 2.0}, r"shrinkage must lie in \[0, 1\], not 2.0"),
         ({"random_features": -1}, "random_features must be a whole number of at least 0, not -1"),
         ({"random_features": 10**7}, "the second moment of 10000003 features takes"),
@@ -228,6 +230,15 @@ def test_singular_features_need_shrinkage() -> None:
         ContinualClassifier(random_features=0, shrinkage=0.0).fit(doubled, y).predict(doubled)
 
 
+def test_samples_that_are_all_the_same_are_learned() -> None:
+    X, y = [[0.0], [1.0]], ["cold", "warm"]
+    classifier = ContinualClassifier(random_state=0)
+    for task in ("winter", "summer", None, "winter"):
+        classifier.partial_fit(X, y, task=task)
+        assert classifier.predict(X).tolist() == y
+        assert classifier.predict([[-0.1], [1.2]]).tolist() == y
+
+
 # --- files
 
 
@@ -240,7 +251,9 @@ def test_a_saved_classifier_continues_like_one_never_saved(head: str, tmp_path: 
         assert again.get_params() == classifier.get_params()
         more = blobs(["a", "d"], seed=3)
         ours = pickle.loads(pickle.dumps(classifier)).partial_fit(*more, task=1)
-        np.testing.assert_array_equal(again.partial_fit(*more, task=1).predict_proba(more[0]), ours.predict_proba(more[0]))
+        np.testing.assert_array_equal(
+            again.partial_fit(*more, task=1).predict_proba(more[0]), ours.predict_proba(more[0])
+        )
         assert {t: c.tolist() for t, c in again.tasks_.items()} == {t: c.tolist() for t, c in ours.tasks_.items()}
 
 

@@ -237,8 +237,8 @@ class ContinualClassifier(ClassifierMixin, ClassifierBase):
             task: the name of a task, as in `predict`.
 
         Example:
-            >>> classifier.decision_function([[0.0], [1.0]]).shape
-            (2,)
+            >>> len(classifier.decision_function([[0.0], [1.0]]))
+            2
         """
         logits = self._logits(X, task)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits

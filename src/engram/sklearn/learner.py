@@ -156,9 +156,7 @@ class ContinualLearner:
         else:
             raise InputError(f"the head {self.config.head} takes no weights of samples")
 
-    def _step(
-        self, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, weight: Tensor | None
-    ) -> Tensor:
+    def _step(self, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
         """A step on the loss alone, then the penalty's (Eq. 4, with the penalty as its proximal step)."""
         hidden = self._check_finite(self.model.features(inputs))  # nothing else may reach the trace
         logits = mask_logits(self.model.head(hidden, targets), self.trained_classes)

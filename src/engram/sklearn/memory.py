@@ -21,6 +21,7 @@ from engram.sklearn.features import ROWS, Features, add_moment, both_halves, emp
 from engram.sklearn.weights import ClassWeights, add_log
 
 LEAST_VARIANCE = 1e-6  # within the classes, relative to the variance over all samples
+NOISE = 1e-8  # a mean variance of scaled features below this is rounding
 CONSTANT = 1e-12  # a feature counts as constant if its variance is below this part of its mean square
 
 
@@ -158,7 +159,10 @@ class MemoryLearner:
         variance[random], square[random] = variance[random].mean(), square[random].mean()
         size = torch.where(variance > CONSTANT * square, variance.rsqrt(), 0)  # 1 / the standard deviation
         mean = (class_means(count, total) - centre) * size
-        weight, bias = read_lda(mean, covariance * size * size.unsqueeze(-1), self.shrinkage)
+        scaled = covariance * size * size.unsqueeze(-1)
+        if scaled.diagonal().mean() < NOISE:  # all samples of a cloud are the same: there is nothing but the means
+            scaled.zero_()
+        weight, bias = read_lda(mean, scaled, self.shrinkage)
         weight = weight * size
         bias = bias - weight @ centre + (count / num_samples).log()
         return weight.numpy(), bias.numpy()

@@ -37,7 +37,9 @@ def save(regressor: Any, path: Path) -> None:
         "feature_names": regressor.feature_names_in_.tolist() if named else None,
     }
     arrays = {name: getattr(sums, name) for name in ("total", "moment", "goals", "products", "zero")}
-    tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in {**arrays, "origin": sums.features.origin}.items()}
+    tensors = {
+        n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in {**arrays, "origin": sums.features.origin}.items()
+    }
     write_tensors(path, KIND, FORMAT, header, tensors)
 
 

@@ -45,7 +45,12 @@ def method_of(head: str, method: str | None) -> str | None:
 
 def make_config(params: Mapping[str, Any], method: str, seed: int) -> Config:
     """The parameters of a classifier as settings, which are checked there."""
-    given, head = as_python(params["strength"]), parts_of(method).head
+    given, parts = as_python(params["strength"]), parts_of(method)
+    head = parts.head
+    if parts.rehearsal is not None:
+        raise InputError(
+            f"ContinualClassifier stores no samples of old tasks: {parts.rehearsal} is a method of engram.run"
+        )
     strength = STRENGTHS.get(method.split("+")[-1]) if given is None else given
     changes: dict[str, Any] = {} if strength is None else {"strength": strength}
     if params["steady"] and head in (None, "dhp"):
