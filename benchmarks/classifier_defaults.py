@@ -23,6 +23,9 @@ from engram.sklearn import ContinualClassifier
 SAMPLES_A_CALL = 250
 NUM_TASKS = 5
 SETTINGS: list[dict[str, Any]] = [
+    {},
+    *({"shrinkage": shrinkage} for shrinkage in (0.01, 0.1)),
+    *({"random_features": number} for number in (500, 1000, 2000)),
     {"method": "finetune", "masked": False},
     {"method": "finetune"},
     {"method": "dhp", "steady": False},
@@ -69,7 +72,7 @@ def main(passes: int = 3, seeds: int = 2) -> None:
         found = [
             [f({**setting, "random_state": s}) for s in range(seeds)] for f in (class_incremental, domain_incremental)
         ]
-        table.add_row(" ".join(f"{k}={v}" for k, v in setting.items()), *(f"{np.mean(row):.3f}" for row in found))
+        table.add_row(" ".join(f"{k}={v}" for k, v in setting.items()) or "default", *(f"{np.mean(row):.3f}" for row in found))
         print(setting, found, file=sys.stderr, flush=True)
     Console(width=100).print(table)
 

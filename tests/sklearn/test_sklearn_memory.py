@@ -1,4 +1,4 @@
-"""The memory behind the classifier's default: exact in any order and any calls, and what it adds to scikit-learn's API."""
+"""The memory behind the classifier's default: exact in any order and any calls; and the API that all heads share."""
 
 from __future__ import annotations
 
@@ -163,9 +163,9 @@ def test_impossible_weights_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             ContinualClassifier().partial_fit(X, y, sample_weight=weights)
-    for given, message in (("even", "class_weight must be None"), ({0: -1}, "the weight of the class 0 must be")):
+    for of_class, message in (("even", "class_weight must be None"), ({0: -1}, "the weight of the class 0 must be")):
         with pytest.raises(InputError, match=message):
-            ContinualClassifier(class_weight=given).partial_fit(X, y)
+            ContinualClassifier(class_weight=of_class).partial_fit(X, y)
 
 
 def test_balanced_classes_have_equal_prior_probabilities() -> None:

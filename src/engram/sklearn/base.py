@@ -43,8 +43,11 @@ class ClassifierBase(BaseEstimator):
         self, X: Any, y: Any, sample_weight: Any, first: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         check_class_weight(self.class_weight)
-        inputs, labels = validate_data(self, X, y, dtype=self._types(first), order="C", reset=first)
-        if labels.dtype.kind not in "biuU":  # the others can only be classes, and the check takes a millisecond
+        if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind in "biuU" and len(y) == len(X):
+            # such labels can only be right, and scikit-learn's checks of them take longer than a small call
+            inputs, labels = validate_data(self, X, dtype=self._types(first), order="C", reset=first), y
+        else:
+            inputs, labels = validate_data(self, X, y, dtype=self._types(first), order="C", reset=first)
             check_classification_targets(labels)
         return inputs, labels, checked_weights(sample_weight, inputs)
 

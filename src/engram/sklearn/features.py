@@ -3,8 +3,11 @@
     ψ(x) = [ x − x₀,  |x R + b| ]        R, b random, never learned; x₀ the first sample
 
 |z| = max(z, 0) + max(−z, 0) is a ReLU of both signs. x₀ only keeps sums small: what is read from a memory does not
-depend on it. With more than 256 inputs, ψ(x) = |x̂ R| of samples that are scaled to a norm of √m: there are too many
-inputs to keep them beside the random features at no cost. Everything is in double precision, so neither a sum nor a
+depend on it. With more than 256 inputs there are too many to keep beside the random features at no cost, and
+
+    ψ(x) = (x R)² m / ‖x − x̄‖²        x̄ the mean of the sample's inputs, and the columns of R have mean 0
+
+which does not change when a sample is scaled or shifted. Everything is in double precision, so neither a sum nor a
 prediction depends on which samples share a call.
 """
 
@@ -18,23 +21,23 @@ from engram.nn.memory import check_moment_fits
 
 MOST_BESIDE = 256  # up to this many inputs are themselves among the features: they cost little, and are linear
 MOST_INPUTS = 1000  # wider inputs are used as they are: they are features already
-LEAST_RANDOM, MOST_RANDOM, RANDOM_PER_INPUT = 256, 700, 6
-GROUP = 175  # random features that see the same inputs
+LEAST_RANDOM, MOST_RANDOM, RANDOM_PER_INPUT = 256, 750, 6
+GROUP = 188  # random features that see the same inputs
 SHARE = 8  # with wide inputs, a random feature sees one of this many: as accurate, and less work
 BIAS = 0.1  # the standard deviation of b, for inputs of about unit size
-SMALLEST_NORM = 1e-300
+CONSTANT, SMALLEST = 1e-12, 1e-300  # a sample counts as constant if its spread is below this part of its square
 ROWS = 1024  # at once
 
 
 def usual_random_features(num_inputs: int) -> int:
-    """How many random features are computed if nobody says so: six for an input, from 256 to 700.
+    """How many random features are computed if nobody says so: six for an input, from 256 to 750.
 
     Args:
         num_inputs: m. Above 1000 there are none: inputs as wide as this are features already.
 
     Example:
         >>> usual_random_features(2), usual_random_features(64), usual_random_features(784), usual_random_features(2048)
-        (256, 384, 700, 0)
+        (256, 384, 750, 0)
     """
     if num_inputs > MOST_INPUTS:
         return 0
@@ -49,7 +52,7 @@ def num_direct(num_inputs: int, num_random: int) -> int:
         num_random: the number of random features.
 
     Example:
-        >>> num_direct(64, 512), num_direct(784, 700), num_direct(784, 0)
+        >>> num_direct(64, 512), num_direct(784, 750), num_direct(784, 0)
         (64, 0, 784)
     """
     return num_inputs if num_inputs <= MOST_BESIDE or not num_random else 0
@@ -83,6 +86,8 @@ class Features:
             size = min(GROUP, num_random - start)
             inputs = np.sort(random.permutation(num_inputs)[:num_seen])
             projection = random.standard_normal((num_seen, size)) / num_seen**0.5
+            if not self.num_direct:
+                projection -= projection.mean(axis=0)
             self.groups.append((inputs, projection, BIAS * random.standard_normal(size)))
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
@@ -96,13 +101,16 @@ class Features:
         column = self.num_direct
         for seen, projection, bias in self.groups:
             part = (wide if len(seen) == self.num_inputs else np.take(wide, seen, axis=1)) @ projection
+            into = psi[:, column : column + part.shape[1]]
             if self.num_direct:
-                part += bias
-            np.abs(part, out=psi[:, column : column + part.shape[1]])
+                np.abs(part + bias, out=into)
+            else:
+                np.square(part, out=into)
             column += part.shape[1]
         if not self.num_direct:
-            norm = np.sqrt(np.einsum("ij,ij->i", wide, wide))
-            psi *= (self.num_inputs**0.5 / np.maximum(norm, SMALLEST_NORM))[:, np.newaxis]
+            square = np.einsum("ij,ij->i", wide, wide)
+            spread = square - wide.sum(axis=1) ** 2 / self.num_inputs  # ‖x − x̄‖²
+            psi *= (self.num_inputs / np.maximum(spread, CONSTANT * square + SMALLEST))[:, np.newaxis]
         return psi
 
 

@@ -70,7 +70,8 @@ class ContinualRegressor(RegressorMixin, BaseEstimator):
             array([2.])
         """
         with all_or_nothing(self):
-            vars(self).pop("sums_", None)
+            if hasattr(self, "sums_"):
+                del self.sums_
             return self.partial_fit(X, y, sample_weight)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
