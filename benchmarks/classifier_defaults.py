@@ -72,7 +72,9 @@ def main(passes: int = 3, seeds: int = 2) -> None:
         found = [
             [f({**setting, "random_state": s}) for s in range(seeds)] for f in (class_incremental, domain_incremental)
         ]
-        table.add_row(" ".join(f"{k}={v}" for k, v in setting.items()) or "default", *(f"{np.mean(row):.3f}" for row in found))
+        table.add_row(
+            " ".join(f"{k}={v}" for k, v in setting.items()) or "default", *(f"{np.mean(row):.3f}" for row in found)
+        )
         print(setting, found, file=sys.stderr, flush=True)
     Console(width=100).print(table)
 
