@@ -5,7 +5,7 @@ python benchmarks/new_classes.py [--seeds 5] [--quick]    a Markdown table, with
 Class-incremental rows: classes in a random order, two in a task; the accuracy is among all classes at the end, on
 test samples. Permuted and rotated: five tasks with all ten digits, whose pixels are permuted or which are rotated by a
 further 15 degrees; the accuracy is the mean over the tasks at the end, and the task of a test sample is not known.
-Samples come in calls of 250 (digits: 100). Times are of the processor, for learning and the last prediction, one thread.
+Samples come in calls of 250 (digits: 100). Times are of the processor, for learning and prediction, with one thread.
 """
 
 from __future__ import annotations
