@@ -103,7 +103,7 @@ def test_the_header_can_be_read_by_anybody(tmp_path: Path) -> None:
     assert header["engram"] == engram.__version__
     assert (header["kind"], header["format"], header["about"]) == ("model", FORMAT, {"by": "me"})
     settings = {"strength": 2, "gamma": 0.5, "labels": "true", "seed": 0, "protect": "slow"}
-    settings["regularize_alpha"] = False
+    settings |= {"regularize_alpha": False, "temperature": 1.0}
     assert header["penalty"] == {"kind": "OnlineEWC", "settings": settings}
 
 

@@ -169,7 +169,7 @@ def test_reference_methods_are_rows_of_a_table(tmp_path: Path, capsys: pytest.Ca
 def test_classifier_refuses_a_rehearsal() -> None:
     X, y = np.random.default_rng(0).uniform(size=(20, 4)), np.arange(20) % 2
     sentence = refusal(ContinualClassifier(method="replay").fit, X, y)
-    assert sentence == "a classifier's method has no rehearsal, but replay has: see `engram.run`"
+    assert sentence == "ContinualClassifier stores no samples of old tasks: replay is a method of engram.run"
 
 
 def test_head_is_compared_with_the_same_rehearsal_without_it() -> None:

@@ -100,8 +100,7 @@ def _row(run: Run, label: str, of_run: Row) -> Row:
         bwt, _, _ = metrics.mean_and_sem(metrics.backward_transfer(matrix))
     config = run.configs[label]
     return {
-        **vars(config),  # `to_dict` copies deeply, which takes as long as everything else here
-        "hidden": list(config.hidden),
+        **config.to_dict(),
         **of_run,
         "label": label,
         "tasks": config.num_tasks,

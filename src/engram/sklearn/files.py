@@ -121,7 +121,10 @@ def _restored(
     if isinstance(learner, ContinualLearner):
         _refill(learner, header["memory"], _part(tensors, "memory."))
     names = header["feature_names"]
-    if names is not None and len([_of(str, "feature_names", name) for name in names]) != num_features:
+    if (
+        names is not None
+        and len([_of(str, "feature_names", name) for name in _of(list, "feature_names", names)]) != num_features
+    ):
         raise ValueError(f"it has {num_features} features and {len(names)} names of them")
     task = None if header["task"] is None else _of(NAMES, "task", header["task"])
     task_rows = {_of(NAMES, "tasks", name): _rows("tasks", rows, learner.seen) for name, rows in header["tasks"]}

@@ -68,7 +68,9 @@ def load(kind: type, path: Path) -> Any:
         origin = numbers_of(tensors, "origin", (num_inputs,))
         regressor = kind(**header["params"])
         names = header["feature_names"]
-        if names is not None and (len(names) != num_inputs or any(type(name) is not str for name in names)):
+        if names is not None and (
+            type(names) is not list or len(names) != num_inputs or any(type(name) is not str for name in names)
+        ):
             raise ValueError("its features have other names")
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise InputError(f"{path} does not hold a regressor of this version of Engram ({reason(error)})") from error
