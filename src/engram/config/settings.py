@@ -171,9 +171,9 @@ class Config:
             if value not in allowed:
                 words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
                 raise InputError(f"{name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
-        for name, rule, optional in _RULES:
+        for name, default, rule, optional in _RULES:
             value = getattr(self, name)
-            if not (value is None and optional) and not rule.holds(value):
+            if value != default and not (value is None and optional) and not rule.holds(value):
                 raise InputError(f"{name} must be {rule.words}, not {shortened(value)}")
         if self.eta_range != "unbounded" and not 0 <= self.eta <= 1:
             raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
@@ -242,7 +242,7 @@ SETTINGS = {field.name: declared(field, _HINTS[field.name]) for field in datacla
 
 # What every new config is checked against. Made once, since a folder may hold ten thousand runs.
 _CHOICES = [(name, facts.default, facts.choices) for name, facts in SETTINGS.items() if facts.choices is not None]
-_RULES = [(name, rule, facts.optional) for name, facts in SETTINGS.items() for rule in facts.rules]
+_RULES = [(name, facts.default, rule, facts.optional) for name, facts in SETTINGS.items() for rule in facts.rules]
 
 
 def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
@@ -278,6 +278,8 @@ def as_setting(name: str, value: Any) -> Any:
     if name not in SETTINGS:
         check_choice("setting", name, SETTINGS)
     facts = SETTINGS[name]
+    if value == facts.default and type(value) is type(facts.default):  # most are, in a list of many runs
+        return value
     if value is None and facts.optional:
         return None
     value = RENAMED.get((name, value), value) if facts.type is str and type(value) is str else value
