@@ -1,6 +1,6 @@
 # make demo       Split MNIST with all methods: a table, figures and a page in demo/
 # make test       the tests, without those of make test-slow
-# make test-slow  the tests that start clusters, browsers or several processes, or kill processes
+# make test-slow  the tests that start clusters, browsers or several processes, kill some, or try many cases
 # make check      all tests, lint and types
 # make docs       the documentation in site/
 # make env        the development environment in .venv

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 
 from builders import assert_one_sentence
@@ -25,6 +26,7 @@ from engram.common.tensor_file import read_tensors, write_tensors
 
 SECONDS, MEMORY = 5.0, 2**30
 T = TypeVar("T")
+Test = TypeVar("Test", bound=Callable[..., None])
 
 EXTREMES = (0, 1, -1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 DEEP = 20_000
@@ -45,8 +47,17 @@ CELLS = ("", "nan", "inf", "-1", "1e999", "9" * 5000, "x" * 140_000, '"', '"a\nb
 WORDS = ("x", "", "\n", "format", "label", "dhp", "0.model.x", "terms.x.y", "losses.99", "x" * 10_000)
 
 # Examples are files: many are slow to make and to write, and none has a deadline of its own but SECONDS.
-fuzz = settings(deadline=None, suppress_health_check=list(HealthCheck))
-slow_fuzz = settings(fuzz, max_examples=max(1, settings().max_examples // 10))
+PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def fuzz(test: Test) -> Test:
+    """A slow test, with as many damaged files as the profile says."""
+    return pytest.mark.slow(PATIENT(test))
+
+
+def fuzz_a_little(test: Test) -> Test:
+    """`fuzz` with a tenth of the files, for what is slow to read."""
+    return pytest.mark.slow(settings(PATIENT, max_examples=max(1, PATIENT.max_examples // 10))(test))
 
 
 def read_or_refuse(read: Callable[[], T]) -> T | None:

@@ -39,6 +39,7 @@ def test_a_stack_is_each_alone_on_streams_of_unequal_length(head: str) -> None:
     compare([config_of("imbalanced", method) for method in (head, f"{head}+mas")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "cope"])
 @pytest.mark.parametrize("kind", ["permuted", "imbalanced", "split", "mixture"])
 def test_a_relative_learns_on_the_paper_s_benchmarks(head: str, kind: str) -> None:

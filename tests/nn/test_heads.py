@@ -134,6 +134,7 @@ def test_a_loaded_head_goes_on_as_one_that_was_never_saved(name: str, tmp_path: 
         assert torch.equal(again[1], straight[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_onnxruntime_predicts_as_the_head_does(name: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -76,6 +76,7 @@ def name_of(path: Path) -> str:
 # --- Python
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [p for p in PAGES if p != README and "```python" in p.read_text()], ids=name_of)
 @pytest.mark.usefixtures("quick")
 def test_a_page_runs_as_it_is_printed(path: Path) -> None:

@@ -22,6 +22,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_loop_learns_every_task(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = load("digits", monkeypatch)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from builders import short_run
-from damage import damaged_csv, damaged_json, read_or_refuse, slow_fuzz
+from damage import damaged_csv, damaged_json, fuzz_a_little, read_or_refuse
 from engram.report.html import make_page
 from engram.report.tables import tables_of
 from engram.runs.run import read_run
@@ -19,7 +19,7 @@ DAMAGED = {"run.json": damaged_json, "results.json": damaged_json, "dynamics.csv
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-@slow_fuzz
+@fuzz_a_little
 @given(data=st.data())
 def test_damaged_report(name: str, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

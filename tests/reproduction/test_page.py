@@ -85,7 +85,13 @@ def test_the_figures_of_a_reproduction_have_a_folder_a_benchmark(tmp_path: Path)
     assert len(places) == len(paths)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}', current(), '{"format": 99}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("[]", '{"format": 1}', current(), '{"format": 99}')),
+    ],
+)
 def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path: Path, content: str) -> None:
     path = write_reproduction(tmp_path) / "split-mnist" / "study"
     (path / "run.json").write_text(content)

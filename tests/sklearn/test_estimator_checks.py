@@ -51,6 +51,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_it_passes_every_check_of_scikit_learn(name: str) -> None:
     skipped, expected = [], expected_failures(ESTIMATORS[name])
