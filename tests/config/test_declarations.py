@@ -15,8 +15,8 @@ from engram.config.presets import title_of
 from engram.config.settings import SETTINGS, Config, names_of
 
 AGREE = {
-    "run": "benchmark trials first_trial seed dataset num_tasks max_samples imbalance_seed scenario mask_training "
-    "examine",
+    "run": "benchmark trials first_trial seed dataset num_tasks max_samples imbalance_seed class_order scenario "
+    "mask_training examine",
     "stack": "consolidate_every epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
     "trace_centred baseline_head head_bias normalised random_features top_k learn_features "
@@ -29,7 +29,7 @@ AGREE = {
 STAGES = {
     "method": "method",
     "trial": "trials first_trial seed",
-    "stream": "benchmark dataset num_tasks max_samples imbalance_seed scenario examine",
+    "stream": "benchmark dataset num_tasks max_samples imbalance_seed class_order scenario examine",
     "features": "network hidden leaky_slope input_mean input_std initialisation",
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred baseline_head "
     "baseline_trace head_bias normalised random_features top_k shrinkage learn_features",

@@ -114,6 +114,34 @@ def test_split_has_five_pairs_of_digits(digits) -> None:
         assert (len(task.train), len(task.test)) == (2000, 400)
 
 
+def test_split_in_another_order_renumbers_the_labels(digits) -> None:
+    order = [7, 2, 9, 0, 1, 3, 4, 5, 6, 8]
+    stream, plain = streams.split(digits, order=order), streams.split(digits)
+    assert [task.classes for task in stream] == [task.classes for task in plain]
+    assert [task.name for task in stream] == [f"task {n}" for n in range(1, 6)]
+    for n, task in enumerate(stream):
+        for samples, whole in ((task.train, digits.train), (task.test, digits.test)):
+            own = torch.isin(whole.targets, torch.tensor(order[2 * n : 2 * n + 2]))
+            assert torch.equal(samples[:].inputs, whole.inputs[own])
+            assert [order[label] for label in samples.labels.tolist()] == whole.targets[own].tolist()
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, *range(9)], list(range(1, 11))])
+def test_an_order_that_lacks_a_label_is_refused(digits, order: list[int]) -> None:
+    with pytest.raises(InputError, match="each label from 0 to 9 once"):
+        streams.split(digits, order=order)
+
+
+def test_each_trial_has_its_own_random_order_of_classes(digits) -> None:
+    config = preset("split-mnist", "si", dataset="mnist-small", class_order="random")
+    first, second, again = build_streams(config, [0, 1, 0], [digits])
+    labels = [task.train.labels for task in first], [task.train.labels for task in second]
+    assert not all(torch.equal(a, b) for a, b in zip(*labels, strict=True))
+    assert all(torch.equal(a, b.train.labels) for a, b in zip(labels[0], again, strict=True))
+    other = build_streams(config.replace(seed=1), [0], [digits])[0]
+    assert not all(torch.equal(a, b.train.labels) for a, b in zip(labels[0], other, strict=True))
+
+
 def test_mixture_has_colour_images_of_32_and_separate_outputs_for_each_task() -> None:
     stream = streams.mixture([pictures("grey", 1, 28), pictures("colour", 3, 32)])
     assert stream.input_shape == (3, 32, 32)

@@ -181,6 +181,7 @@ def test_a_head_of_the_family_trains_in_a_stack_as_on_the_cpu(head: str, protect
         {"hidden": [7, 100], "leaky_slope": 0.3},
         {"fisher_labels": "exact"},
         {"fisher_labels": "sampled"},
+        {"fisher_labels": "predicted"},
     ],
     ids=str,
 )

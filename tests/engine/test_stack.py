@@ -194,6 +194,7 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
         {"eta_range": "unbounded", "eta": 0.3},
         {"fisher_labels": "exact"},
         {"fisher_labels": "sampled"},
+        {"fisher_labels": "predicted"},
         {"hidden": [7, 5], "leaky_slope": 0.3},
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),

@@ -376,7 +376,11 @@ def fisher_by_loop(model: nn.Module, names, batches, weigh) -> dict[str, Tensor]
 
 @pytest.mark.parametrize(
     ("labels", "weigh"),
-    [("true", lambda p, y: [(y, 1.0)]), ("exact", lambda p, y: [(c, p[c]) for c in range(3)])],
+    [
+        ("true", lambda p, y: [(y, 1.0)]),
+        ("predicted", lambda p, y: [(int(p.argmax()), 1.0)]),
+        ("exact", lambda p, y: [(c, p[c]) for c in range(3)]),
+    ],
 )
 def test_fisher_equals_a_loop_over_samples(model, labels: str, weigh) -> None:
     penalty = EWC(model, strength=1, labels=labels)
@@ -655,7 +659,7 @@ def test_online_ewc_refuses_the_state_of_ewc() -> None:
         online.load_state_dict(ewc.state_dict())
 
 
-@pytest.mark.parametrize("labels", ["sampled", "exact"])
+@pytest.mark.parametrize("labels", ["predicted", "sampled", "exact"])
 def test_ewc_with_labels_of_its_own_takes_inputs_alone(labels: str) -> None:
     model = nn.Linear(3, 2).double()
     inputs = torch.randn(5, 3, dtype=torch.float64)

@@ -39,6 +39,7 @@ from engram.config.rules import (
 
 # Values that had another name once, in saved runs and models.
 RENAMED = {("baseline_head", "plain"): "linear"}
+FISHER_LABELS = one_of("true", "predicted", "sampled", "exact")
 NETWORKS = one_of("mlp", "cnn", "none", CUSTOM)
 MAX_WHOLE = 2**128 - 1  # the largest whole number that a setting can be
 
@@ -68,6 +69,8 @@ class Config:
     max_samples: int | None = setting(at_least(1), default=None, stage="stream", agree="run")
     # Of the removal probabilities; the same in all experiments.
     imbalance_seed: int = setting(at_least(0), default=0, stage="stream", agree="run")
+    # Split MNIST: which classes form a task. "random": in each trial others.
+    class_order: str = setting(default="fixed", stage="stream", agree="run", choices=one_of("fixed", "random"))
     # Which outputs the tasks have, and among which a network is evaluated; None for what the benchmark is.
     scenario: str | None = setting(default=None, stage="stream", agree="run", choices=one_of("task", "domain", "class"))
     # Whether other tasks' outputs are masked in training too, or only in evaluation.
@@ -115,8 +118,7 @@ class Config:
     # The weights that are protected: slow ones, or slow plus fast ones.
     protect: str = setting(default="slow", stage="penalty", choices=one_of("slow", "in-force"))
     gamma: float = setting(FRACTION, default=1.0, stage="penalty")  # Online EWC
-    # EWC and Online EWC
-    fisher_labels: str = setting(default="true", stage="penalty", choices=one_of("true", "sampled", "exact"))
+    fisher_labels: str = setting(default="true", stage="penalty", choices=FISHER_LABELS)  # EWC and Online EWC
     xi: float = setting(POSITIVE, default=0.1, stage="penalty")  # SI
     # Also consolidate within a task, after every so many steps, on the samples seen since; None only at its end.
     consolidate_every: int | None = setting(at_least(1), default=None, stage="penalty", agree="stack")

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from engram.common.registry import BENCHMARKS
+from engram.common.seeding import generator
 from engram.data import streams
 from engram.data.samples import Dataset
 from engram.data.streams import Stream
@@ -63,14 +66,19 @@ def imbalanced_permuted_mnist(
     title="Split MNIST",
     scenario="task",
     datasets=["mnist", "mnist-small", "fashion-mnist", "notmnist"],
-    settings={"num_tasks": "num_tasks"},
+    settings={"num_tasks": "num_tasks", "order": "class_order", "seed": "seed"},
     preset={"num_tasks": 5, "hidden": [256, 256], "epochs": 10, "xi": 0.001},
     strengths={"online-ewc": 400, "ewc": 400, "si": 1.0, "mas": 1.5},
 )
-def split_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int) -> list[Stream]:
-    """Two classes per task. The tasks are the same in all trials."""
+def split_mnist(
+    datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int, order: str, seed: int
+) -> list[Stream]:
+    """Two classes per task: the same in all trials, or with `order` "random" others in each trial."""
     (dataset,) = datasets
-    return [streams.split(dataset, num_tasks=num_tasks)] * len(trials)
+    if order == "fixed":
+        return [streams.split(dataset, num_tasks=num_tasks)] * len(trials)
+    draws = [torch.randperm(dataset.num_classes, generator=generator(seed, "class order", trial)) for trial in trials]
+    return [streams.split(dataset, num_tasks=num_tasks, order=draw.tolist()) for draw in draws]
 
 
 @BENCHMARKS.register(

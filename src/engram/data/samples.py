@@ -101,6 +101,11 @@ class Dataset:
     test: Samples
     origin: Origin
 
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest label."""
+        return 1 + int(self.train.targets.max())
+
     def provenance(self) -> dict[str, Any]:
         """What a result file records about its data."""
         return {"name": self.name, "origin": self.origin, "train": len(self.train), "test": len(self.test)}

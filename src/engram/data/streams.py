@@ -122,7 +122,7 @@ def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, tria
         (3, 10)
     """
     dataset = _loaded(dataset)
-    classes = _classes_of(dataset)
+    classes = tuple(range(dataset.num_classes))
     num_pixels = dataset.train.inputs[0].numel()
     return Stream(
         tuple(
@@ -141,12 +141,8 @@ def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, tria
 
 def removal_probabilities(num_tasks: int, num_classes: int, imbalance_seed: int = 0) -> Tensor:
     """The probability, from U(0, 1), that a training sample is removed, for each task and class."""
-    return torch.stack(
-        [
-            torch.rand(num_classes, generator=generator(imbalance_seed, "removal probability", n))
-            for n in range(num_tasks)
-        ]
-    )
+    generators = (generator(imbalance_seed, "removal probability", n) for n in range(num_tasks))
+    return torch.stack([torch.rand(num_classes, generator=g) for g in generators])
 
 
 def imbalanced(
@@ -173,39 +169,46 @@ def imbalanced(
     return replace(stream, tasks=tuple(thin(n, task) for n, task in enumerate(stream.tasks)))
 
 
-def split(dataset: Dataset | str, *, num_tasks: int | None = None, classes_per_task: int = 2) -> Stream:
+def split(
+    dataset: Dataset | str,
+    *,
+    num_tasks: int | None = None,
+    classes_per_task: int = 2,
+    order: Sequence[int] | None = None,
+) -> Stream:
     """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair per task, with the other outputs masked out.
 
     Args:
         dataset: a loaded dataset, or its name.
         num_tasks: how many of the tasks; None for all.
         classes_per_task: the number of classes in each task.
+        order: the labels in the order in which they are learned: label order[k] becomes class k. None for 0, 1, 2, …
 
     Example:
         >>> engram.streams.split("mnist-small", num_tasks=2)[0].name
         '0/1'
     """
-    dataset = _loaded(dataset)
-    if classes_per_task < 1:
-        raise InputError(f"a task needs at least one class, not {classes_per_task}")
-    classes = _classes_of(dataset)
-    groups = [classes[i : i + classes_per_task] for i in range(0, len(classes), classes_per_task)]
+    dataset, size = _loaded(dataset), classes_per_task
+    if size < 1:
+        raise InputError(f"a task needs at least one class, not {size}")
+    classes = tuple(range(dataset.num_classes))
+    groups = [classes[i : i + size] for i in range(0, len(classes), size)]
     if num_tasks is not None and not 1 <= num_tasks <= len(groups):
-        raise InputError(
-            f"{dataset.name} splits into 1 to {len(groups)} tasks of {classes_per_task} classes, not {num_tasks}"
-        )
-    return Stream(
-        tuple(
-            Task(
-                name="/".join(map(str, group)),
-                train=_only(dataset.train, group),
-                test=_only(dataset.test, group),
-                classes=group,
-            )
+        raise InputError(f"{dataset.name} splits into 1 to {len(groups)} tasks of {size} classes, not {num_tasks}")
+    if order is None:
+        tasks = [
+            Task("/".join(map(str, group)), _only(dataset.train, group), _only(dataset.test, group), group)
             for group in groups[:num_tasks]
-        ),
-        num_classes=len(classes),
-    )
+        ]
+    else:
+        if sorted(order) != list(classes):
+            raise InputError(f"order must hold each label from 0 to {len(classes) - 1} once, not {list(order)}")
+        train, test = (_renumbered(samples, order) for samples in (dataset.train, dataset.test))
+        tasks = [  # named the same in any order, since the tasks of all trials share their names
+            Task(f"task {n + 1}", train.select(_among(train, group)), test.select(_among(test, group)), group)
+            for n, group in enumerate(groups[:num_tasks])
+        ]
+    return Stream(tuple(tasks), num_classes=len(classes))
 
 
 def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) -> Stream:
@@ -222,7 +225,7 @@ def mixture(datasets: Sequence[Dataset | str], *, num_tasks: int | None = None) 
     if num_tasks is not None and not 1 <= num_tasks <= len(datasets):
         raise InputError(f"the mixture has 1 to {len(datasets)} tasks, not {num_tasks}")
     loaded = [_loaded(dataset) for dataset in datasets]
-    sizes = [len(_classes_of(dataset)) for dataset in loaded]
+    sizes = [dataset.num_classes for dataset in loaded]
     offsets = [sum(sizes[:n]) for n in range(len(sizes))]
 
     def task(dataset: Dataset, offset: int, size: int) -> Task:
@@ -281,9 +284,16 @@ def _loaded(dataset: Dataset | str) -> Dataset:
     return load(dataset) if isinstance(dataset, str) else dataset
 
 
-def _classes_of(dataset: Dataset) -> tuple[int, ...]:
-    return tuple(range(1 + int(dataset.train.targets.max())))
-
-
 def _only(samples: Samples, classes: Sequence[int]) -> Samples:
-    return samples[torch.isin(samples.targets, torch.tensor(classes))]
+    return samples[_among(samples, classes)]
+
+
+def _among(samples: Samples, classes: Sequence[int]) -> Tensor:
+    return torch.isin(samples.targets, torch.tensor(classes))
+
+
+def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
+    """The samples with label order[k] as class k."""
+    places = torch.empty(len(order), dtype=torch.int64)
+    places[list(order)] = torch.arange(len(order))
+    return Samples(samples.inputs, places[samples.targets])

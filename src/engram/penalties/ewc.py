@@ -34,8 +34,8 @@ class EWC(Quadratic):
     `model`, `strength`, `regularize_alpha` and `protect` are as for `Penalty`.
 
     Args:
-        labels: whose y. "true": the data's (the empirical Fisher); "sampled": one drawn from the model's own
-            p(y | x); "exact": the expectation over all classes under p(y | x).
+        labels: whose y. "true": the data's (the empirical Fisher); "predicted": the model's most likely class;
+            "sampled": one drawn from its p(y | x); "exact": the expectation over all classes under p(y | x).
         temperature: T > 0, by which the logits are divided in the importance pass.
         seed: for the draws of "sampled".
 
@@ -58,7 +58,7 @@ class EWC(Quadratic):
         protect: str = "slow",
     ):
         super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
-        check_choice("labels", labels, ("true", "sampled", "exact"))
+        check_choice("labels", labels, ("true", "predicted", "sampled", "exact"))
         self.temperature = check_temperature(temperature)
         self.labels = labels
         self.seed = seed
@@ -89,6 +89,9 @@ class EWC(Quadratic):
                 yield torch.as_tensor(targets).long(), torch.ones(len(inputs), device=inputs.device)
                 return
             p = tempered(model(inputs)).softmax(dim=1)
+            if settings["labels"] == "predicted":
+                yield p.argmax(dim=1), torch.ones_like(p[:, 0])
+                return
             if settings["labels"] == "sampled":
                 drawn = torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
                 yield drawn, torch.ones_like(p[:, 0])
