@@ -10,6 +10,7 @@ all images are computed once (an hour on one core, a minute on a GPU), kept in a
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
+from rich.console import Console
 from rich.progress import track
 from torch import nn
 
@@ -27,6 +29,7 @@ from engram.common.errors import InputError
 from engram.data.samples import Samples
 from engram.data.sources import load
 
+PROGRESS = Console(stderr=True)
 SIDE = 128  # pixels: the network wants larger images than CIFAR-10's 32
 BATCH = 100
 NUM_TASKS = 5
@@ -64,7 +67,7 @@ def features_of(model: Any, samples: Samples, what: str, device: str) -> np.ndar
     """The features (samples, 1280) of the images of a dataset."""
     model = model.to(device)
     made = []
-    for start in track(range(0, len(samples), BATCH), description=f"features of the {what} images"):
+    for start in track(range(0, len(samples), BATCH), description=f"features of the {what} images", console=PROGRESS):
         images = samples.inputs[start : start + BATCH].to(device).float() / 255
         images = F.interpolate(images, size=SIDE, mode="bilinear", align_corners=False)
         made.append(model.extract_features(2 * images - 1).mean(dim=(2, 3)).cpu().numpy())
@@ -76,7 +79,7 @@ def computed(path: Path, data: Path | None, device: str) -> dict[str, np.ndarray
     if path.exists():
         with np.load(path) as kept:
             return dict(kept)
-    dataset, model = load("cifar-10", data), backbone()
+    model, dataset = backbone(), load("cifar-10", data)
     made = {
         f"{what}_{name}": values
         for what, samples in (("train", dataset.train), ("test", dataset.test))
@@ -128,17 +131,21 @@ def main(
         arrays |= {f"train_{name}": arrays[f"train_{name}"][:first] for name in ("features", "labels")}
     stream = stream_of(arrays)
     print("| | accuracy among all ten, % | seconds a trial |\n|---|---:|---:|")
-    for label, settings in ROWS.items():
+    for label, settings in track(ROWS.items(), description="training", console=PROGRESS, transient=True):
         changes = {**COMMON, "trials": trials, "learning_rate": learning_rate, "seed": seed, **settings}
         config = engram.preset("custom", changes.pop("method"), **changes)
         began = time.perf_counter()
         result = engram.run(config, stream=stream, device="cpu")
         seconds = (time.perf_counter() - began) / trials
         last = 100 * result.average_accuracy[:, -1]
-        print(f"| {label} | {last.mean():.2f} ± {last.std(ddof=1) / trials**0.5:.2f} | {seconds:.1f} |", flush=True)
+        error = f" ± {last.std(ddof=1) / trials**0.5:.2f}" if trials > 1 else ""
+        print(f"| {label} | {last.mean():.2f}{error} | {seconds:.1f} |", flush=True)
     began = time.perf_counter()
     print(f"| logistic regression, all at once | {100 * joint(arrays):.2f} | {time.perf_counter() - began:.1f} |")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except InputError as error:
+        sys.exit(f"pretrained_backbone: {error}")
