@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engram.config.settings import Config
 from engram.data.samples import Dataset, Origin
 from engram.data.sources import load
 from engram.data.streams import Stream
+from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, train
@@ -67,6 +69,28 @@ def run_on(
     options = {"report": report, **options}
     outcomes = train(by_label, Source(tuple(datasets)), Runtime() if runtime is None else runtime, **options)
     return list(results_of(by_label, outcomes, [dataset.provenance() for dataset in datasets]).values())
+
+
+class Interrupted(Exception):
+    """Raised in the middle of training."""
+
+
+@contextmanager
+def interrupted(stop: Callable[[tuple[int, int, int]], bool]) -> Iterator[None]:
+    """Training within the `with` block ends right after a checkpoint at a position (task, epoch, piece) to stop at."""
+    save = Checkpoints.save
+
+    def save_and_stop(self: Checkpoints, *given: Any) -> None:
+        save(self, *given)
+        position = given[-1]
+        if stop((position.task, position.epoch, position.piece)):
+            self.wait()
+            raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_and_stop)
+        with pytest.raises(Interrupted):
+            yield
 
 
 def labelled(results: Iterable[Result]) -> dict[str, Result]:

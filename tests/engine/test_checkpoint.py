@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders import small_digits
+from builders import interrupted, small_digits
 from engram import InputError, preset
 from engram.common.errors import Stopped
 from engram.common.tensor_file import write_tensors
@@ -54,24 +54,10 @@ def in_order(outcomes: Outcomes) -> str:
     return repr(sorted(outcomes.items()))
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
 def interrupted_at(folder: Path, stop: Callable[[Where], bool], **options: Any) -> None:
     """Train until right after the checkpoint at some position."""
-    save = Checkpoints.save
-
-    def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        save(self, *given)
-        position = given[-1]
-        if stop((position.task, position.epoch, position.piece)):
-            raise Interrupted
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_and_stop)
-        with pytest.raises(Interrupted):
-            learn(folder, **options)
+    with interrupted(stop):
+        learn(folder, **options)
 
 
 # --- resumed equals uninterrupted

@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from builders import refusal, run_on, small_digits
+from builders import interrupted, refusal, run_on, small_digits
 from engram import preset
 from engram.config.effect import has_effect
 from engram.config.settings import Config
 from engram.data.batches import batches_of, plan_epoch, read_inputs
 from engram.engine.build import build_learner, build_penalty, build_streams
-from engram.engine.checkpoint import Checkpoints
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped
 from engram.engine.learner import Learner
@@ -158,10 +157,6 @@ def test_pieces_end_where_a_consolidation_is_due() -> None:
     assert [piece.end for piece in plan_epoch([64], 8, 1)] == [8]
 
 
-class Stop(Exception):
-    """Stands for whatever ends a process."""
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("stop_at", [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 0)])
 def test_a_resumed_run_is_the_same_bit_for_bit(
@@ -175,19 +170,9 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
         results = run_on(configs, [small_digits(60, 30)], Runtime("cpu", "float64"), **saved)
         return [(result.accuracy.tobytes(), repr(result.dynamics)) for result in results]
 
-    straight, save = learn(), Checkpoints.save
-
-    def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        position = given[-1]
-        if (position.task, position.epoch, position.piece) == stop_at:
-            save(self, *given)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_and_stop)
-        with pytest.raises(Stop):
-            learn(checkpoints=tmp_path, seconds_between=0)
+    straight = learn()
+    with interrupted(lambda position: position == stop_at):
+        learn(checkpoints=tmp_path, seconds_between=0)
     assert learn(checkpoints=tmp_path, seconds_between=0) == straight
 
 

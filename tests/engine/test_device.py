@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engram
-from builders import custom_stream, run_on, small_digits
+from builders import custom_stream, interrupted, run_on, small_digits
 from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
 from engram.data.batches import move_streams, plan_epoch
 from engram.engine.build import build_learner, build_streams, precision_of
-from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped, read_many
 from engram.engine.gpu.rows import Step, take_step
@@ -395,10 +395,6 @@ def test_pinned_memory_may_be_drawn_in_another_thread_while_steps_are_captured(k
         assert_untouched(one, other)
 
 
-class Stop(Exception):
-    """Stands for whatever ends a process."""
-
-
 @needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 @pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 0), (1, 1, 3)])
@@ -413,19 +409,8 @@ def test_a_run_on_the_gpu_resumes_bit_for_bit(
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)
-    save = Checkpoints.save
-
-    def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        position = given[-1]
-        if (position.task, position.epoch, position.piece) == stop_at:
-            save(self, *given)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_and_stop)
-        with pytest.raises(Stop):
-            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    with interrupted(lambda position: position == stop_at):
+        learn(CheckpointFolder(tmp_path, seconds_between=0))
     assert learn(CheckpointFolder(tmp_path)) == straight
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from test_stack import GPU, Stop, assert_close, build, compare, config_of, stacked, train
+from test_stack import GPU, assert_close, build, compare, config_of, stacked, train
 from torch import Tensor
 
 import engram
-from builders import run_on, small_digits
-from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from builders import interrupted, run_on, small_digits
+from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.cpu.program import OneByOne
 from engram.engine.training import Runtime
@@ -100,17 +99,6 @@ def test_a_run_resumes_bit_for_bit(head: str, program: str, tmp_path: Path, monk
         return [(r.accuracy.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)
-    save = Checkpoints.save
-
-    def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        position = given[-1]
-        if (position.task, position.epoch, position.piece) == (1, 0, 1):
-            save(self, *given)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_and_stop)
-        with pytest.raises(Stop):
-            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    with interrupted(lambda position: position == (1, 0, 1)):
+        learn(CheckpointFolder(tmp_path, seconds_between=0))
     assert learn(CheckpointFolder(tmp_path)) == straight

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from builders import custom_stream, run_on, small_digits
+from builders import custom_stream, interrupted, run_on, small_digits
 from engram import InputError, Progress, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
@@ -23,7 +23,7 @@ from engram.config.settings import Config
 from engram.data.streams import Stream
 from engram.engine import choose, memory
 from engram.engine.build import Custom, build_learner, build_streams
-from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
@@ -395,10 +395,6 @@ def test_the_order_of_models_does_not_matter() -> None:
 # --- kept and continued
 
 
-class Stop(Exception):
-    """Stands for whatever ends a process."""
-
-
 @pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 3), (1, 0, 0), (1, 1, 1)])
 def test_a_stack_resumes_from_a_checkpoint_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: tuple[int, int, int]
@@ -412,19 +408,8 @@ def test_a_stack_resumes_from_a_checkpoint_bit_for_bit(
         return [(r.accuracy.tobytes(), r.untrained.tobytes(), repr(r.dynamics)) for r in results]
 
     straight = learn(None)
-    save = Checkpoints.save
-
-    def save_and_stop(self: Checkpoints, *given: Any) -> None:
-        position = given[-1]
-        if (position.task, position.epoch, position.piece) == stop_at:
-            save(self, *given)
-            self.wait()
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_and_stop)
-        with pytest.raises(Stop):
-            learn(CheckpointFolder(tmp_path, seconds_between=0))
+    with interrupted(lambda position: position == stop_at):
+        learn(CheckpointFolder(tmp_path, seconds_between=0))
     assert learn(CheckpointFolder(tmp_path)) == straight
 
 
