@@ -216,6 +216,13 @@ def test_run_never_overwrites_another_run(copy: Path, engram: Command) -> None:
     assert files_in(copy) == before
 
 
+def test_a_setting_that_fails_before_anything_is_learned_leaves_nothing(engram: Command, out: Path) -> None:
+    few = ["--dataset", "mnist-small", "--trials", "1", "--set", "max_samples=100", "--tasks", "2", "--out", str(out)]
+    line = engram.refusal("run", "split-mnist", "--methods", "slda", "--set", "shrinkage=0", *few)
+    assert "the second moment of the 2000 features is singular" in line
+    assert not out.exists()
+
+
 def test_run_refuses_a_folder_with_other_files(out: Path, engram: Command) -> None:
     out.mkdir()
     (out / "thesis.tex").write_text("mine")

@@ -95,6 +95,18 @@ def test_classes_that_return_in_some_tasks_keep_their_outputs() -> None:
     assert stream[1].train.labels.tolist() == [1, 2, 1, 2]
 
 
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_returning_labels_without_named_classes_are_refused(scenario: str) -> None:
+    x = torch.rand(4, 3)
+    labels = [torch.tensor(two).repeat(2) for two in ([0, 1], [1, 2], [0, 3])]
+    stream = streams.from_arrays([(x, y, x, y) for y in labels])
+    sentence = refusal(streams.in_scenario, stream, scenario)
+    assert sentence.startswith("tasks 1 and 2 name the same classes but hold different labels")
+    assert sentence.endswith("say with classes= which classes each task has")
+    named = streams.from_arrays([(x, y, x, y) for y in labels], classes=[[0, 1], [1, 2], [0, 3]])
+    assert streams.in_scenario(named, scenario).num_classes == 4
+
+
 def test_domain_has_as_many_outputs_as_the_largest_task() -> None:
     stream = streams.in_scenario(custom([0, 1, 2, 0], [3, 4, 3, 4], classes=[(0, 1, 2), (3, 4)]), "domain")
     assert [task.classes for task in stream] == [(0, 1, 2)] * 2

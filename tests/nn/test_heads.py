@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import engram
 from builders import refusal
+from engram.common.errors import InputError
 from engram.nn.networks import Network
 
 M, C = 6, 4
@@ -199,7 +200,7 @@ def test_bad_batches_are_refused_and_leave_no_trace(name: str) -> None:
     assert all(torch.equal(t, kept[n]) for n, t in head.state_dict().items())
 
 
-@pytest.mark.parametrize("name", REMEMBER)
+@pytest.mark.parametrize("name", [*REMEMBER, "cope"])
 def test_nothing_can_be_read_before_anything_was_written(name: str) -> None:
     head = engram.heads.create(name, M, C).eval()
     assert "nothing was written" in refusal(head, torch.randn(3, M))
@@ -212,7 +213,7 @@ def test_a_singular_moment_names_the_setting_that_helps(name: str) -> None:
     head(torch.randn(3, M), torch.tensor([0, 0, 1]))
     sentence = refusal(head.settle)
     assert sentence.startswith("the second moment of the 6 features is singular")
-    assert sentence.endswith("set shrinkage above 0")
+    assert sentence.endswith("raise shrinkage, or subtract their means first")
     assert not head.read_weight.any(), "nothing is half read"
 
 
@@ -220,6 +221,51 @@ def test_a_singular_moment_names_the_setting_that_helps(name: str) -> None:
 def test_a_second_moment_that_is_too_large_is_refused_in_bytes_before_it_is_made(name: str) -> None:
     sentence = refusal(engram.heads.create, name, M, C, random_features=10**6)
     assert sentence.startswith("the second moment of 1000000 features takes 8,000,000,000,000 bytes")
+
+
+@pytest.mark.parametrize("name", ["ncm", "slda", "ridge"])
+def test_features_far_from_0_are_as_good_in_single_precision(name: str) -> None:
+    hidden, targets = torch.randn(300, 4) + 3 * torch.eye(4)[torch.arange(300) % 3], torch.arange(300) % 3
+    for shift, least in ((0.0, 0.95), (1e4, 0.95)):
+        head = engram.heads.create(name, 4, 3)
+        head(hidden + shift, targets)
+        assert (head.eval()(hidden + shift).argmax(1) == targets).float().mean() > least
+
+
+@pytest.mark.parametrize("name", ["slda", "ridge"])
+def test_samples_that_are_all_alike_give_the_most_frequent_class(name: str) -> None:
+    head = engram.heads.create(name, M, C)
+    head(torch.ones(3, M), torch.tensor([1, 1, 0]))
+    logits = head.eval()(torch.ones(1, M))[0]
+    assert torch.isfinite(logits).all()
+    assert logits[:2].min() > logits[2:].max(), "classes that were seen come first"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_an_empty_batch_does_not_change_what_is_read(name: str) -> None:
+    model = make(name)
+    learn(model)
+    before = read(model)
+    inputs, targets = batch(7)
+    model.train()(inputs[:0], targets[:0])
+    torch.testing.assert_close(read(model), before)
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [([1.0], r"shape \(3,\)"), ([1.0, -1.0, 1.0], "at least 0"), ([1.0, float("nan"), 1.0], "finite")],
+)
+def test_weights_of_samples_are_checked_before_they_are_written(weight: list[float], words: str) -> None:
+    head = engram.heads.create("slda", M, C)
+    with pytest.raises(InputError, match=words):
+        head.write(torch.randn(3, M), torch.tensor([0, 1, 2]), torch.tensor(weight))
+    assert not head.count.any()
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(0, 3), (4, 0), (4, 3.0), (True, 3), ("4", 3)])
+@pytest.mark.parametrize("name", HEADS)
+def test_sizes_that_are_no_whole_numbers_are_refused(name: str, in_features: int, out_features: int) -> None:
+    assert "a head needs a whole number of" in refusal(engram.heads.create, name, in_features, out_features)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -128,7 +128,7 @@ def test_ridge_is_scikit_learns() -> None:
 
 def test_a_singular_moment_is_refused() -> None:
     psi = torch.ones(4, 3, dtype=torch.float64)
-    with pytest.raises(InputError, match=r"singular.* set ridge above 0"):
+    with pytest.raises(InputError, match=r"singular.* raise ridge"):
         memory.solve(memory.second_moment(psi), torch.ones(3, 1, dtype=torch.float64), "ridge")
 
 

@@ -218,7 +218,7 @@ def test_two_names_are_forms_of_the_dhp_softmax() -> None:
         ("linear", {"eta": 1}, "the head linear has no setting 'eta', only bias"),
         ("slda", {"eta": 1}, "the head slda has no setting 'eta', only learn_features, normalised, random_features"),
         ("slda", {"top_k": 9}, "top_k cannot be 9: there are 5 features"),
-        ("slda", {"shrinkage": 2}, "shrinkage must lie in [0, 1], not 2"),
+        ("slda", {"shrinkage": 2}, "shrinkage must be a number in [0, 1], not 2"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(name: str, settings: dict[str, float], words: str) -> None:

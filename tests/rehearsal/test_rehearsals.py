@@ -162,7 +162,7 @@ def test_reference_methods_are_rows_of_a_table(tmp_path: Path, capsys: pytest.Ca
     assert "s of training in task 2 (mean of 1 trials)" in (folder / "log.txt").read_text()
     table = summary(results)
     assert [row[0] for row in table.rows] == ["joint", "replay", "lwf"]
-    assert any(note.startswith("Kept between tasks: joint 47 samples") for note in table.notes), table.notes
+    assert any(note.startswith("Kept between tasks, at most: joint 47 samples") for note in table.notes), table.notes
     assert all("kept" in entry for entry in json.loads((folder / "results.json").read_text())["results"])
 
 

@@ -117,7 +117,7 @@ def test_impossible_input_is_refused_and_changes_nothing() -> None:
     for alpha in (-1.0, "strong", float("nan")):
         with pytest.raises(InputError, match="alpha must be a number of at least 0"):
             ContinualRegressor(alpha).fit(X, y)
-    with pytest.raises(InputError, match="set alpha above 0"):
+    with pytest.raises(InputError, match="raise alpha"):
         ContinualRegressor(0.0).fit(X[:2], y[:2]).predict(X)
     with pytest.raises(InputError, match="the parameter random_state RandomState"):
         ContinualRegressor(random_state=np.random.RandomState(0)).fit(X, y).save("nowhere")

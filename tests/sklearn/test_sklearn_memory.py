@@ -226,7 +226,7 @@ def test_impossible_parameters_are_refused(change, message: str) -> None:
 def test_singular_features_need_shrinkage() -> None:
     X, y = blobs([0, 1])
     doubled = np.concatenate([X, X], axis=1)
-    with pytest.raises(InputError, match="set shrinkage above 0"):
+    with pytest.raises(InputError, match="raise shrinkage"):
         ContinualClassifier(random_features=0, shrinkage=0.0).fit(doubled, y).predict(doubled)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engram.common.errors import check_choice
+from engram.common.errors import InputError, check_choice
 from engram.data.samples import Samples
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _in_scenario(stream: Stream, scenario: str, renumbered: Renumbered) -> Strea
         return replace(stream, tasks=tuple(tasks), num_classes=num_classes, scenario=scenario)
     own, num_classes = groups, stream.num_classes
     if len(groups) > 1 and len({frozenset(group) for group in groups}) == 1:  # the same classes in all tasks
+        _check_same_labels(stream)
         size = len(groups[0])
         own = [tuple(range(n * size, (n + 1) * size)) for n in range(len(groups))]
         num_classes = size * len(groups)
@@ -135,10 +136,25 @@ def classes_of_tasks(stream: Stream) -> Groups:
     """
     named = [task.classes for task in stream]
     if len(named) > 1 and len({frozenset(group) for group in named}) == 1:
-        found = [{*task.train.labels.unique().tolist(), *task.test.labels.unique().tolist()} for task in stream]
+        found = [_labels(task) for task in stream]
         if sum(map(len, found)) == len(set().union(*found)):
             return [tuple(sorted(labels)) for labels in found]
     return named
+
+
+def _check_same_labels(stream: Stream) -> None:
+    """Refuse tasks that name the same classes but hold different labels: which classes a task has is not clear."""
+    found = [_labels(task) for task in stream]
+    for n, labels in enumerate(found):
+        if labels != found[0]:
+            raise InputError(
+                f"tasks 1 and {n + 1} name the same classes but hold different labels, and some labels are in several "
+                "tasks: say with classes= which classes each task has"
+            )
+
+
+def _labels(task: Task) -> set[int]:
+    return {*task.train.labels.unique().tolist(), *task.test.labels.unique().tolist()}
 
 
 def union(groups: Sequence[Sequence[int]]) -> tuple[int, ...]:

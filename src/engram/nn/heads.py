@@ -6,6 +6,7 @@ import builtins
 import inspect
 import math
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -53,6 +54,9 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     for setting in settings:
         if setting not in known:
             raise InputError(f"the head {name} has no setting {setting!r}, {only}")
+    for what, size in (("features", in_features), ("classes", out_features)):
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            raise InputError(f"a head needs a whole number of {what}, at least 1, not {size!r}")
     return make(in_features, out_features, **settings)
 
 

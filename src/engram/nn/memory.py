@@ -247,8 +247,8 @@ def solve(matrix: Tensor, right: Tensor, setting: str) -> Tensor:
     pivots = factor.diagonal().square()
     if int(failed) or not pivots.min() > SMALLEST_PIVOT * pivots.max():
         raise InputError(
-            f"the second moment of the {len(matrix)} features is singular, since some of them depend on others or "
-            f"there are fewer samples than features: set {setting} above 0"
+            f"the second moment of the {len(matrix)} features is singular, since some of them depend on others, there "
+            f"are fewer samples than features, or they are far from 0: raise {setting}, or subtract their means first"
         )
     return torch.cholesky_solve(right, factor)
 
@@ -262,10 +262,35 @@ def check_moment_fits(num_features: int) -> None:
     Example:
         >>> check_moment_fits(2000)
     """
-    needed = 8 * num_features**2
+    check_fits(8 * num_features**2, f"the second moment of {num_features} features")
+
+
+def check_fits(needed: int, what: str) -> None:
+    """Refuse a tensor that would take more than half of this machine's memory.
+
+    Args:
+        needed: bytes.
+        what: the tensor, for the message.
+
+    Example:
+        >>> check_fits(8 * 2000**2, "the second moment")
+    """
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     if there is not None and needed > LARGEST_SHARE * there:
-        raise InputError(
-            f"the second moment of {num_features} features takes {needed:,} bytes, and this machine has {there:,}: "
-            "use fewer features"
-        )
+        raise InputError(f"{what} takes {needed:,} bytes, and this machine has {there:,}: use fewer features")
+
+
+def check_sample_weight(weight: Tensor, num_samples: int) -> None:
+    """Refuse weights of samples that are not one finite number of at least 0 for each.
+
+    Args:
+        weight: w, as it was given.
+        num_samples: B.
+
+    Example:
+        >>> check_sample_weight(torch.tensor([1.0, 2.0]), num_samples=2)
+    """
+    if tuple(weight.shape) != (num_samples,):
+        raise InputError(f"weights must have shape ({num_samples},), one for each sample, not {tuple(weight.shape)}")
+    if not (torch.isfinite(weight) & (weight >= 0)).all():
+        raise InputError("weights of samples must be finite and at least 0")

@@ -8,6 +8,7 @@ All three read the same sums. They forget nothing, need one pass, and give the s
 from __future__ import annotations
 
 import copy
+from numbers import Real
 from typing import Any
 
 import torch
@@ -65,8 +66,8 @@ class MemoryHead(Head):
     ):
         super().__init__(in_features, out_features)
         check_choice("read", read, READINGS)
-        if shrinkage is not None and not 0 <= shrinkage <= 1:
-            raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage}")
+        if shrinkage is not None and not (isinstance(shrinkage, Real) and 0 <= shrinkage <= 1):
+            raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
         self.kind = read
         self.shrinkage = shrinkage
         num_features = random_features or in_features
@@ -121,12 +122,14 @@ class MemoryHead(Head):
         Args:
             hidden: features (B, m).
             target: class numbers (B,).
-            sample_weight: (B,); 2 counts as two samples.
+            sample_weight: (B,), at least 0; 2 counts as two samples.
 
         Example:
             >>> head.write(features, labels)
         """
         self._check_hidden(hidden)
+        if sample_weight is not None:
+            memory.check_sample_weight(sample_weight, len(hidden))
         self._write(self.psi(hidden), target, sample_weight)
 
     @torch.no_grad()
@@ -162,12 +165,16 @@ class MemoryHead(Head):
         # one-hot targets: Σ ψ yᵀ = Sᵀ, and Σ y = n
         num_samples, total = self.count.sum(), self.total.sum(dim=0)
         spread = (self.moment.diagonal() - total.square() / num_samples).mean()
+        penalty = torch.where(spread > 0, shrinkage * spread, 1)  # all samples alike: there is nothing but the counts
         sums = (self.moment, self.total.mT, total, self.count, num_samples)
-        return memory.read_ridge(*sums, ridge=shrinkage * spread, setting="shrinkage")
+        return memory.read_ridge(*sums, ridge=penalty, setting="shrinkage")
 
     @torch.no_grad()
     def settle(self) -> None:
         """Read the memory: solve for the weights that evaluation uses. It is called when needed.
+
+        What all classes share is left out. It changes no probability, and where features are far from 0 it would be
+        far larger than what distinguishes the classes.
 
         Example:
             >>> head.settle()
@@ -176,6 +183,7 @@ class MemoryHead(Head):
             raise InputError("nothing was written into this head yet: call it in training mode, with targets, first")
         weight, bias = self.reading()
         seen = self.count > 0
+        weight, bias = weight - weight[seen].mean(dim=0), bias - bias[seen].mean()
         self.read_weight.copy_(torch.where(seen.unsqueeze(-1), weight, 0))
         self.read_bias.copy_(torch.where(seen, bias, memory.UNSEEN))
         self.unread.fill_(False)

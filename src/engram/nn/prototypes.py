@@ -13,7 +13,7 @@ from engram.common.registry import HEADS
 from engram.nn import memory, writing
 from engram.nn.distributed import ranks_of_call
 from engram.nn.head import Head
-from engram.nn.modules import as_linear
+from engram.nn.modules import as_linear, is_exported, is_mapped
 from engram.nn.psi import Psi, Readout
 
 
@@ -83,6 +83,9 @@ class CoPE(Head):
             >>> weight, bias = head.reading()
         """
         prototypes = self.evolved()
+        # In a stack, and where an exporter looks, there is no single value to ask for.
+        if self.check_values and not is_exported() and not is_mapped() and not prototypes.any():
+            raise InputError("nothing was written into this head yet: call it in training mode, with targets, first")
         bias = torch.where(prototypes.any(dim=-1), 0.0, memory.UNSEEN).to(prototypes.dtype)
         return prototypes / self.temperature, bias
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor, nn
 
@@ -27,8 +29,10 @@ class Psi(nn.Module):
 
     def __init__(self, in_features: int, *, normalised: bool = False, random_features: int = 0, top_k: int = 0):
         super().__init__()
-        if random_features < 0 or top_k < 0:
-            raise InputError(f"random_features and top_k must be at least 0, not {random_features} and {top_k}")
+        for name, count in (("random_features", random_features), ("top_k", top_k)):
+            if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
+                raise InputError(f"{name} must be a whole number of at least 0, not {count!r}")
+        memory.check_fits(4 * in_features * random_features, f"a projection to {random_features} random features")
         self.out_features = random_features or in_features
         if top_k > self.out_features:
             raise InputError(f"top_k cannot be {top_k}: there are {self.out_features} features")

@@ -32,7 +32,7 @@ def batch_sums(hidden: Tensor, target: Tensor, num_classes: int, ranks: Ranks | 
 
 
 def batch_mean(values: Tensor, ranks: Ranks | None = None) -> Tensor:
-    """The mean over a batch, that of all ranks together: ().
+    """The mean over a batch, that of all ranks together: (); 0 for an empty one.
 
     Args:
         values: (B,).
@@ -43,10 +43,10 @@ def batch_mean(values: Tensor, ranks: Ranks | None = None) -> Tensor:
         tensor(2.)
     """
     if ranks is None:
-        return values.mean()
+        return values.sum() / max(len(values), 1)
     count = values.new_full((1, 1), len(values))
     total, number = SumOverRanks.apply(values.sum().reshape(1, 1), count, ranks)
-    return (total / number).squeeze()
+    return (total / number.clamp(min=1)).squeeze()
 
 
 def modulator(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

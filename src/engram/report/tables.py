@@ -57,7 +57,7 @@ def summary(results: Results) -> Table:
 
 
 def gains(results: Results) -> Table | None:
-    """What the DHP Softmax adds to each method that was run with it and without; None if there is no such pair.
+    """What a head adds to each method that was run with it and without; None if there is no such pair.
 
     Args:
         results: the Results of one run, by label.
@@ -221,7 +221,7 @@ def _kept(results: Results) -> list[str]:
     if not facts:
         return []
     kept = "; ".join(f"{label} {count(samples, 'sample')}, {size:,} bytes" for label, samples, size in facts)
-    return [f"Kept between tasks: {kept}."]
+    return [f"Kept between tasks, at most: {kept}."]
 
 
 def _other_files(results: Results) -> list[str]:

@@ -106,7 +106,12 @@ def start_run(
         folder = RunFolder(path, file, configs, description, dynamics)
         folder.describe()
         folder.log(f"{command} on {runtime.device}")
-        return _train(folder, training, seconds_between, report, stop_asked)
+        try:
+            return _train(folder, training, seconds_between, report, stop_asked)
+        except InputError:
+            if not any(outcome.rows for outcome in training.outcomes.values()):
+                shutil.rmtree(path, ignore_errors=True)  # what was given cannot be used, and nothing was learned
+            raise
 
 
 def resume_run(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engram.common.errors import InputError, NotFiniteError
+from engram.common.errors import NotFiniteError
 from engram.nn.memory import read_ridge
 from engram.sklearn.features import ROWS, Features, add_moment, both_halves, empty_moment
 
@@ -87,12 +87,8 @@ class RidgeSums:
             moment, products = torch.from_numpy(both_halves(self.moment)), torch.from_numpy(self.products)
             total, goals = torch.from_numpy(self.total), torch.from_numpy(self.goals)
             count = torch.tensor(self.count, dtype=torch.float64)
-            try:
-                weight, bias = read_ridge(
-                    moment * size * column, products * column, total * size, goals, count, alpha * size.square()
-                )
-            except InputError as error:
-                raise InputError(str(error).replace("set ridge above", "set alpha above")) from None
+            sums = (moment * size * column, products * column, total * size, goals, count)
+            weight, bias = read_ridge(*sums, alpha * size.square(), setting="alpha")
             self._read = alpha, (weight * size).numpy(), bias.numpy() + self.zero
         return self._read[1:]
 
