@@ -173,8 +173,7 @@ class MemoryHead(Head):
     def settle(self) -> None:
         """Read the memory: solve for the weights that evaluation uses. It is called when needed.
 
-        What all classes share is left out. It changes no probability, and where features are far from 0 it would be
-        far larger than what distinguishes the classes.
+        What all classes share is left out: it changes no probability, and may be far larger than their differences.
 
         Example:
             >>> head.settle()
