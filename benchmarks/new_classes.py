@@ -218,11 +218,11 @@ def main() -> None:
         stream = streams[name](seed)
         for contestant, learn in CONTESTANTS.items():
             found.setdefault((name, contestant), []).append(measure(stream, learn, seed))
-    print(f"| accuracy in % ± SEM of {len(seeds)} seeds (time, {REFERENCE} = 1) | " + " | ".join(CONTESTANTS) + " |")
-    print("|---|" + "---:|" * len(CONTESTANTS))
-    for name in streams:
-        cells = [cell(found[name, contestant], found[name, REFERENCE]) for contestant in CONTESTANTS]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    print(f"| accuracy in % ± SEM of {len(seeds)} seeds (time, {REFERENCE} = 1) | " + " | ".join(streams) + " |")
+    print("|---|" + "---:|" * len(streams))
+    for contestant in CONTESTANTS:
+        cells = [cell(found[name, contestant], found[name, REFERENCE]) for name in streams]
+        print(f"| {contestant} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -99,6 +100,67 @@ def test_a_prediction_does_not_depend_on_the_other_samples() -> None:
     together = classifier.decision_function(X[500:1600])
     alone = np.concatenate([classifier.decision_function(X[i : i + 1]) for i in range(500, 520)])
     np.testing.assert_allclose(together[:20], alone, rtol=1e-9, atol=1e-9)
+
+
+# --- many inputs: sums in single precision
+
+
+def images(num_samples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of 300 inputs, of which each class has some that are larger."""
+    random = np.random.RandomState(seed)
+    y = random.randint(3, size=num_samples)
+    X = random.uniform(size=(num_samples, 300))
+    for c in range(3):
+        X[y == c, 100 * c : 100 * c + 20] += 0.2
+    return X, y
+
+
+def test_many_inputs_are_learned_alike_in_any_order_and_calls() -> None:
+    X, y = images(2500)
+    whole = ContinualClassifier(random_state=0).fit(X[:1500], y[:1500])
+    cut = ContinualClassifier(random_state=0)
+    for part in np.split(np.random.RandomState(1).permutation(1500), [1, 3, 700, 701, 1400]):
+        cut.partial_fit(X[part], y[part])
+    held = X[1500:]
+    np.testing.assert_allclose(cut.predict_proba(held), whole.predict_proba(held), atol=1e-3)
+    assert whole.score(held, y[1500:]) > 0.9
+
+
+def test_sums_in_single_precision_are_those_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = images(1500)
+    held, _ = images(100, seed=1)
+    single = ContinualClassifier(random_state=0).fit(X, y).decision_function(held)
+    monkeypatch.setattr("engram.sklearn.memory.np.float32", np.float64)
+    double = ContinualClassifier(random_state=0).fit(X, y).decision_function(held)
+    assert not np.array_equal(single, double)
+    np.testing.assert_allclose(single, double, atol=1e-3)
+
+
+@pytest.mark.parametrize("offset", [100.0, 10_000.0])
+def test_inputs_far_from_zero_keep_their_precision(offset: float) -> None:
+    """Sums are around the first sample, so an offset is not squared. A random feature is then linear in the inputs."""
+    X, y = images(2000)
+    linear = LinearDiscriminantAnalysis().fit(X[:1500], y[:1500]).score(X[1500:], y[1500:])
+    far = ContinualClassifier(random_state=0).fit(X[:1500] + offset, y[:1500])
+    assert far.score(X[1500:] + offset, y[1500:]) > linear - 0.02
+
+
+def test_a_prediction_from_many_inputs_does_not_depend_on_the_other_samples() -> None:
+    X, y = images(1600)
+    classifier = ContinualClassifier(random_state=0).fit(X[:400], y[:400])
+    together = classifier.decision_function(X[400:])
+    order = np.random.RandomState(0).permutation(1200)
+    np.testing.assert_allclose(classifier.decision_function(X[400:][order]), together[order], rtol=1e-9, atol=1e-9)
+    alone = np.concatenate([classifier.decision_function(X[i : i + 1]) for i in range(400, 420)])
+    np.testing.assert_allclose(together[:20], alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_pickle_between_calls_changes_nothing_in_what_follows() -> None:
+    X, y = images(600)
+    classifier = ContinualClassifier(random_state=0).fit(X[:300], y[:300])
+    again = pickle.loads(pickle.dumps(classifier)).partial_fit(X[300:], y[300:])
+    classifier.partial_fit(X[300:], y[300:])
+    np.testing.assert_array_equal(again.decision_function(X), classifier.decision_function(X))
 
 
 # --- what it is good for
@@ -257,16 +319,33 @@ def test_a_saved_classifier_continues_like_one_never_saved(head: str, tmp_path: 
         assert {t: c.tolist() for t, c in again.tasks_.items()} == {t: c.tolist() for t, c in ours.tasks_.items()}
 
 
+SAVED = Path(__file__).parents[1] / "integrations" / "files"
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("classifier-3-narrow", 3), ("classifier-3-wide", 300)], ids=["narrow", "wide"]
+)
+def test_memories_of_format_3_have_the_random_features_that_they_had(name: str, width: int, tmp_path: Path) -> None:
+    expected = json.loads((SAVED / "random-features-1.json").read_text())[name]
+    y = np.arange(24) % 3
+    X = np.random.RandomState(0).normal(size=(24, width)) + y[:, np.newaxis]
+    classifier = ContinualClassifier.load(SAVED / f"{name}.safetensors")
+    np.testing.assert_allclose(classifier.predict_proba(X[:5]), expected["before"], rtol=1e-9, atol=1e-12)
+    classifier.save(tmp_path / "again")
+    again = ContinualClassifier.load(tmp_path / "again").partial_fit(X[6:12] - 1, y[6:12], task="third")
+    np.testing.assert_allclose(again.predict_proba(X[:5]), expected["after"], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"clouds": []}, {"clouds": [[0, 9]]}, {"clouds": [[0, 0], [0, 0]]}, {"num_random": 3}, {"seed": "x"},
+    [{"clouds": []}, {"psi": 3}, {"clouds": [[0, 9]]}, {"clouds": [[0, 0], [0, 0]]}, {"num_random": 3}, {"seed": "x"},
      {"num_random": 10**9}, {"shrinkage": None}, {"features": 4}, {"clouds": [[0.5, 0], [0, 1]]}],
     ids=str,
 )  # fmt: skip
 def test_a_file_that_contradicts_itself_is_refused(change, tmp_path: Path) -> None:
     ContinualClassifier(random_features=2).fit(*blobs([0, 1])).save(tmp_path / "model")
-    header, tensors = read_tensors(tmp_path / "model", "classifier", 3)
-    write_tensors(tmp_path / "odd", "classifier", 3, {**header, **change}, tensors)
+    header, tensors = read_tensors(tmp_path / "model", "classifier", 4)
+    write_tensors(tmp_path / "odd", "classifier", 4, {**header, **change}, tensors)
     with pytest.raises(InputError, match="odd does not hold a classifier"):
         ContinualClassifier.load(tmp_path / "odd")
 

@@ -22,8 +22,9 @@ from engram.sklearn.learner import ContinualLearner
 from engram.sklearn.memory import MemoryLearner
 from engram.sklearn.sums_file import memory_parts, numbers_of, restored_memory
 
-# Format 1 called the benchmark and the dataset of the settings "own". Formats 1 and 2 know networks only.
-KIND, FORMAT = "classifier", 3
+# Format 1 called the benchmark and the dataset of the settings "own". Formats 1 and 2 know networks only; memories of
+# format 3 have the first form of random features.
+KIND, FORMAT = "classifier", 4
 NAMES = (str, int, float, bool)  # the types of a task's name in a file
 LABELS: dict[str, tuple[type, ...]] = {  # what labels are in JSON, by NumPy's letter for their type
     "b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "O": (str,)

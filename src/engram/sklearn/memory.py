@@ -17,7 +17,7 @@ import torch
 
 from engram.common.errors import InputError, NotFiniteError
 from engram.nn.memory import class_means, read_lda, within_class_covariance
-from engram.sklearn.features import ROWS, Features, add_moment, both_halves, empty_moment
+from engram.sklearn.features import ROWS, Features, SecondMoment
 from engram.sklearn.weights import ClassWeights, add_log
 
 LEAST_VARIANCE = 1e-6  # within the classes, relative to the variance over all samples
@@ -49,7 +49,7 @@ class MemoryLearner:
         self.clouds: list[tuple[int, int]] = []  # (task, class) of each j
         self.count = np.zeros(0)  # n (J,)
         self.total = np.zeros((0, self.features.width))  # S (J, k)
-        self.moment = empty_moment(self.features.width)  # G (k, k), its upper half
+        self.moment = SecondMoment(np.zeros((self.features.width, self.features.width)))  # G
         self.seen: list[int] = []  # the classes of all samples so far
         self.classes: list[int] = []  # those of the current task
         self.num_samples = 0  # in the current task
@@ -89,15 +89,17 @@ class MemoryLearner:
         """
         self._read = None
         numbers = self._numbers(task, targets)
+        # Inputs may depend on each other to the last digit. Random features alone do not, and are shrunk by far more.
+        dtype = np.float64 if self.features.num_direct else np.float32
         for start in range(0, len(targets), ROWS):
             part = slice(start, start + ROWS)
-            psi = self.features(inputs[part])
+            psi = self.features(inputs[part], dtype)
             weight = None if weights is None else weights[part]
             member = (numbers[part, np.newaxis] == np.arange(len(self.clouds))).astype(np.float64)
             member = member if weight is None else member * weight[:, np.newaxis]
             self.count += member.sum(axis=0)
-            self.total += member.T @ psi
-            self.moment = add_moment(self.moment, psi, weight)
+            self.total += member.T.astype(psi.dtype) @ psi
+            self.moment.add(psi, weight)
         present = set(targets.tolist())
         self.classes, self.seen = sorted(present.union(self.classes)), sorted(present.union(self.seen))
         self.num_samples += len(targets)
@@ -148,7 +150,7 @@ class MemoryLearner:
         shrunk, so that the scale of each does not matter. Random features, which are alike, share one scale.
         """
         count, total = torch.from_numpy(self.count), torch.from_numpy(self.total)
-        moment = torch.from_numpy(both_halves(self.moment))
+        moment = torch.from_numpy(self.moment.whole())
         num_samples = count.sum()
         centre, square = total.sum(dim=0) / num_samples, moment.diagonal() / num_samples
         if not torch.isfinite(square).all():

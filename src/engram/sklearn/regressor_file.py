@@ -10,12 +10,12 @@ import torch
 
 from engram.common.errors import InputError, reason
 from engram.common.tensor_file import read_tensors, write_tensors
-from engram.sklearn.features import num_direct
+from engram.sklearn.features import FORMS, SecondMoment, num_direct
 from engram.sklearn.labels import as_python
 from engram.sklearn.ridge import RidgeSums
 from engram.sklearn.sums_file import numbers_of
 
-KIND, FORMAT = "regressor", 1
+KIND, FORMAT = "regressor", 2
 PARAMETERS = {"alpha": (int, float), "random_features": (int,), "random_state": (int, type(None))}
 
 
@@ -32,14 +32,14 @@ def save(regressor: Any, path: Path) -> None:
         "seed": sums.seed,
         "features": sums.features.num_inputs,
         "num_random": sums.features.num_random,
+        "psi": sums.features.form,
         "outputs": list(sums.shape),
         "count": sums.count,
         "feature_names": regressor.feature_names_in_.tolist() if named else None,
     }
-    arrays = {name: getattr(sums, name) for name in ("total", "moment", "goals", "products", "zero")}
-    tensors = {
-        n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in {**arrays, "origin": sums.features.origin}.items()
-    }
+    arrays = {name: getattr(sums, name) for name in ("total", "goals", "products", "zero")}
+    arrays |= {"moment": sums.moment.upper(), "origin": sums.features.origin}
+    tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
     write_tensors(path, KIND, FORMAT, header, tensors)
 
 
@@ -66,7 +66,7 @@ def load(kind: type, path: Path) -> Any:
         shapes = {"total": (width,), "moment": (width, width), "goals": (outputs,), "products": (width, outputs)}
         arrays = {n: numbers_of(tensors, n, s) for n, s in {**shapes, "zero": (outputs,)}.items()}
         origin = numbers_of(tensors, "origin", (num_inputs,))
-        regressor = kind(**header["params"])
+        regressor, form = kind(**header["params"]), FORMS[header.get("psi", 1)]
         names = header["feature_names"]
         if names is not None and (
             type(names) is not list or len(names) != num_inputs or any(type(name) is not str for name in names)
@@ -76,7 +76,8 @@ def load(kind: type, path: Path) -> Any:
         raise InputError(f"{path} does not hold a regressor of this version of Engram ({reason(error)})") from error
     sums = RidgeSums(num_inputs, num_random, seed, np.zeros((1, *shape)))
     for name, array in arrays.items():
-        setattr(sums, name, np.asfortranarray(array) if name == "moment" else array)
+        setattr(sums, name, SecondMoment(array) if name == "moment" else array)
+    sums.features = form(num_inputs, num_random, seed)
     sums.count, sums.features.origin, regressor.sums_ = header["count"], origin, sums
     regressor.n_features_in_ = num_inputs
     if names is not None:

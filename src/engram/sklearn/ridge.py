@@ -9,7 +9,7 @@ import torch
 
 from engram.common.errors import NotFiniteError
 from engram.nn.memory import read_ridge
-from engram.sklearn.features import ROWS, Features, add_moment, both_halves, empty_moment
+from engram.sklearn.features import ROWS, Features, SecondMoment
 
 
 class RidgeSums:
@@ -30,7 +30,7 @@ class RidgeSums:
         width, num_outputs = self.features.width, len(self.zero)
         self.count = 0.0  # n
         self.total = np.zeros(width)  # Σ ψ (k,)
-        self.moment = empty_moment(width)  # G (k, k), its upper half
+        self.moment = SecondMoment(np.zeros((width, width)))  # G
         self.goals = np.zeros(num_outputs)  # Σ y
         self.products = np.zeros((width, num_outputs))  # Q
         self._read: tuple[float, np.ndarray, np.ndarray] | None = None
@@ -55,7 +55,7 @@ class RidgeSums:
             self.total += w @ psi
             self.goals += w @ y
             self.products += psi.T @ (y * w[:, np.newaxis])
-            self.moment = add_moment(self.moment, psi, None if weights is None else w)
+            self.moment.add(psi, None if weights is None else w)
 
     def predict(self, inputs: np.ndarray, alpha: float) -> np.ndarray:
         """ŷ (B,) or (B, outputs), as y was.
@@ -78,13 +78,13 @@ class RidgeSums:
             alpha: α ≥ 0.
         """
         if self._read is None or self._read[0] != alpha:
-            spread = self.moment.diagonal() - self.total**2 / self.count
+            spread = self.moment.upper().diagonal() - self.total**2 / self.count
             if not np.isfinite(spread).all():
                 raise NotFiniteError("the features are too large to be squared: scale them, and fit again")
             spread = np.maximum(spread, 0) + alpha
             size = torch.from_numpy(1 / np.sqrt(np.where(spread > 0, spread, 1)))
             column = size.unsqueeze(-1)
-            moment, products = torch.from_numpy(both_halves(self.moment)), torch.from_numpy(self.products)
+            moment, products = torch.from_numpy(self.moment.whole()), torch.from_numpy(self.products)
             total, goals = torch.from_numpy(self.total), torch.from_numpy(self.goals)
             count = torch.tensor(self.count, dtype=torch.float64)
             sums = (moment * size * column, products * column, total * size, goals, count)
@@ -93,11 +93,10 @@ class RidgeSums:
         return self._read[1:]
 
     def intercept(self, alpha: float) -> np.ndarray:
-        """The bias for inputs as they are, rather than around the first sample: (outputs,).
+        """The bias for φ(x), rather than for ψ(x) = φ(x) − φ(x₀): (outputs,).
 
         Args:
             alpha: α.
         """
         weight, bias = self.reading(alpha)
-        num_direct, origin = self.features.num_direct, self.features.origin
-        return bias if origin is None else bias - weight[:, :num_direct] @ origin[:num_direct]
+        return bias - weight @ self.features.at_origin()

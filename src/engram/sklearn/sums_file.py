@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.sklearn.features import num_direct
+from engram.sklearn.features import FORMS, SecondMoment, num_direct
 from engram.sklearn.memory import MemoryLearner
 
 
@@ -17,10 +17,11 @@ def memory_parts(learner: MemoryLearner) -> tuple[dict[str, Any], dict[str, Tens
     header = {
         "seed": learner.seed,
         "num_random": learner.features.num_random,
+        "psi": learner.features.form,
         "shrinkage": learner.shrinkage,
         "clouds": [list(cloud) for cloud in learner.clouds],
     }
-    arrays = {"count": learner.count, "total": learner.total, "moment": np.ascontiguousarray(learner.moment)}
+    arrays = {"count": learner.count, "total": learner.total, "moment": np.ascontiguousarray(learner.moment.upper())}
     return header, {f"sums.{n}": torch.from_numpy(a) for n, a in {**arrays, "origin": learner.features.origin}.items()}
 
 
@@ -45,8 +46,9 @@ def restored_memory(
     if not (count > 0).all():
         raise ValueError("it has means of no samples")
     learner = MemoryLearner(whole["seed"], num_features, num_classes, whole["num_random"], header["shrinkage"])
-    learner.clouds, learner.count, learner.total = clouds, count, total
-    learner.moment, learner.features.origin = np.asfortranarray(moment), origin
+    learner.clouds, learner.count, learner.total, learner.moment = clouds, count, total, SecondMoment(moment)
+    learner.features = FORMS[header.get("psi", 1)](num_features, whole["num_random"], whole["seed"])
+    learner.features.origin = origin
     return learner
 
 
