@@ -31,8 +31,7 @@ from engram import InputError
 from engram.common.registry import PENALTIES, Registration
 from engram.config.methods import all_methods
 from engram.sklearn import ContinualClassifier
-from engram.sklearn.learner import ContinualLearner
-from engram.sklearn.reservoir import Reservoir
+from engram.sklearn.network import ContinualLearner, Reservoir
 from engram.sklearn.settings import make_config
 
 SMALL = {"hidden": (8,), "batch_size": 4, "memory_size": 10, "epochs": 3, "random_state": 0}

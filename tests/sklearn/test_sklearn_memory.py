@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from engram import InputError
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.sklearn import ContinualClassifier
-from engram.sklearn.memory import MemoryLearner
+from engram.sklearn.sums import MemoryLearner
 
 FEATURES = 3
 
@@ -130,7 +130,7 @@ def test_sums_in_single_precision_are_those_in_double_precision(monkeypatch: pyt
     X, y = images(1500)
     held, _ = images(100, seed=1)
     single = ContinualClassifier(random_state=0).fit(X, y).decision_function(held)
-    monkeypatch.setattr("engram.sklearn.memory.np.float32", np.float64)
+    monkeypatch.setattr("engram.sklearn.sums.np.float32", np.float64)
     double = ContinualClassifier(random_state=0).fit(X, y).decision_function(held)
     assert not np.array_equal(single, double)
     np.testing.assert_allclose(single, double, atol=1e-3)

@@ -13,11 +13,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from engram.common.errors import InputError
-from engram.sklearn.labels import Labels, task_name
-from engram.sklearn.learner import ContinualLearner
-from engram.sklearn.memory import MemoryLearner
+from engram.sklearn.arguments import Labels, check_class_weight, checked_weights, class_weights, task_name
+from engram.sklearn.network import ContinualLearner
 from engram.sklearn.settings import is_memory, make_learner
-from engram.sklearn.weights import check_class_weight, checked_weights, class_weights
+from engram.sklearn.sums import MemoryLearner
 
 
 class ClassifierBase(BaseEstimator):

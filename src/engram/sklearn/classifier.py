@@ -12,9 +12,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
+from engram.sklearn.arguments import check_same_kind, declared_classes, task_name, whole_number
 from engram.sklearn.base import ClassifierBase, all_or_nothing
 from engram.sklearn.files import Saved, load, save
-from engram.sklearn.labels import check_same_kind, declared_classes, task_name, whole_number
 
 AT_ONCE = ("partial_fit_epochs", "class_weight", "verbose", "epochs")  # parameters that no later `fit` is needed for
 

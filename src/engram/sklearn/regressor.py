@@ -11,11 +11,10 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from engram.common.errors import InputError
+from engram.sklearn.arguments import checked_weights, whole_number
 from engram.sklearn.base import all_or_nothing
-from engram.sklearn.labels import whole_number
-from engram.sklearn.regressor_file import load, save
-from engram.sklearn.ridge import RidgeSums
-from engram.sklearn.weights import checked_weights
+from engram.sklearn.files import load_regressor, save_regressor
+from engram.sklearn.sums import RidgeSums
 
 
 class ContinualRegressor(RegressorMixin, BaseEstimator):
@@ -98,7 +97,7 @@ class ContinualRegressor(RegressorMixin, BaseEstimator):
             if first:
                 num_random = whole_number("random_features", self.random_features, least=0)
                 seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-                self.sums_ = RidgeSums(inputs.shape[1], num_random, seed, goals)
+                self.sums_ = RidgeSums(seed, inputs.shape[1], num_random, goals)
             shape = self.sums_.shape
             if goals.shape[1:] != shape:
                 had = f"{shape[0]} outputs" if shape else "one number for each sample"
@@ -142,7 +141,8 @@ class ContinualRegressor(RegressorMixin, BaseEstimator):
             >>> regressor.save("regressor.safetensors")
         """
         check_is_fitted(self, "sums_")
-        save(self, Path(path))
+        names = self.feature_names_in_.tolist() if hasattr(self, "feature_names_in_") else None
+        save_regressor(self.get_params(), self.sums_, names, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -155,7 +155,12 @@ class ContinualRegressor(RegressorMixin, BaseEstimator):
             >>> regressor.save("regressor.safetensors")
             >>> regressor = ContinualRegressor.load("regressor.safetensors")
         """
-        return load(cls, Path(path))
+        params, sums, names = load_regressor(Path(path))
+        regressor = cls(**params)
+        regressor.sums_, regressor.n_features_in_ = sums, sums.features.num_inputs
+        if names is not None:
+            regressor.feature_names_in_ = np.array(names, dtype=object)
+        return regressor
 
     def _alpha(self) -> float:
         try:

@@ -13,10 +13,10 @@ from engram.config.methods import CUSTOM, parts_of
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.engine.build import choose_device
+from engram.sklearn.arguments import as_python, whole_number
 from engram.sklearn.features import usual_random_features
-from engram.sklearn.labels import as_python, whole_number
-from engram.sklearn.learner import ContinualLearner
-from engram.sklearn.memory import MemoryLearner
+from engram.sklearn.network import ContinualLearner
+from engram.sklearn.sums import MemoryLearner
 
 # Of `head="auto"`. It and the numbers in features.py were chosen on held-out training samples of mnist-small, and by
 # cross-validation on digits, wine, breast cancer and moons; benchmarks/classifier_defaults.py varies them.

@@ -1,32 +1,70 @@
-"""The memory behind `head="auto"`: streaming LDA on random features, with a mean for each class in each task.
+"""Sums over a stream, and what is read from them: the classifier behind `head="auto"`, and ridge regression.
 
-    n_j = Σ w        S_j = Σ w ψ(x)        G = Σ w ψ(x) ψ(x)ᵀ        j: the samples of one class in one task
-
-A class that comes back in another task, with other inputs, is a second cloud of points, not a wider one. So it has a
-mean for each, and its probability is the sum over them. Where each class comes in one task, this is streaming LDA.
-Sums are all that is stored. They are the same for any order of the samples and any division into calls.
+The sums are the same for any order of the samples and any division into calls, up to rounding. Nothing else is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from engram.common.errors import InputError, NotFiniteError
-from engram.nn.memory import class_means, read_lda, within_class_covariance
+from engram.nn.memory import class_means, read_lda, read_ridge, within_class_covariance
+from engram.sklearn.arguments import ClassWeights, add_log
 from engram.sklearn.features import ROWS, Features, SecondMoment
-from engram.sklearn.weights import ClassWeights, add_log
 
 LEAST_VARIANCE = 1e-6  # within the classes, relative to the variance over all samples
 NOISE = 1e-8  # a mean variance of scaled features below this is rounding
 CONSTANT = 1e-12  # a feature counts as constant if its variance is below this part of its mean square
+TOO_LARGE = "the features are too large to be squared: scale them, and fit again"
 
 
-class MemoryLearner:
-    """Sums over the samples so far, and the linear classifier that they stand for. Classes are numbers here.
+class Sums:
+    """What both memories have: features ψ, and their second moment G = Σ w ψ ψᵀ.
+
+    Args:
+        seed: of the random features.
+        num_inputs: m.
+        num_random: the number of random features.
+    """
+
+    def __init__(self, seed: int, num_inputs: int, num_random: int):
+        self.seed = seed
+        self.features = Features(num_inputs, num_random, seed)
+        self.moment = SecondMoment(np.zeros((self.features.width, self.features.width)))  # G (k, k)
+        self._read: Any = None  # what was read last; None after samples were added
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_read": None}  # it follows from the sums
+
+    def _linear(self, inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        """W ψ + b of each sample (B, outputs), in double precision, so that it does not depend on the other samples."""
+        return np.concatenate([self.features(inputs[part]) @ weight.T for part in blocks(len(inputs))]) + bias
+
+
+def blocks(num_samples: int) -> Iterator[slice]:
+    """Samples in parts of at most 1024.
+
+    Args:
+        num_samples: how many there are.
+
+    Example:
+        >>> [part.start for part in blocks(2000)]
+        [0, 1024]
+    """
+    return (slice(start, start + ROWS) for start in range(0, num_samples, ROWS))
+
+
+class MemoryLearner(Sums):
+    """Streaming LDA, with a mean for each class in each task. Classes are numbers here.
+
+        n_j = Σ w        S_j = Σ w ψ(x)        G = Σ w ψ(x) ψ(x)ᵀ        j: the samples of one class in one task
+
+    A class that comes back in another task, with other inputs, is a second cloud of points, not a wider one. So it has
+    a mean for each, and its probability is the sum over them. Where each class comes in one task, it is streaming LDA.
 
     Args:
         seed: of the random features.
@@ -41,23 +79,17 @@ class MemoryLearner:
     def __init__(self, seed: int, num_features: int, num_classes: int, num_random: int, shrinkage: float):
         if not 0 <= shrinkage <= 1:
             raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage!r}")
-        self.seed = seed
+        super().__init__(seed, num_features, num_random)
         self.num_features = num_features
         self.num_classes = num_classes
         self.shrinkage = shrinkage
-        self.features = Features(num_features, num_random, seed)
         self.clouds: list[tuple[int, int]] = []  # (task, class) of each j
         self.count = np.zeros(0)  # n (J,)
         self.total = np.zeros((0, self.features.width))  # S (J, k)
-        self.moment = SecondMoment(np.zeros((self.features.width, self.features.width)))  # G
         self.seen: list[int] = []  # the classes of all samples so far
         self.classes: list[int] = []  # those of the current task
         self.num_samples = 0  # in the current task
         self.num_calls = 0
-        self._read: tuple[np.ndarray, np.ndarray] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_read": None}  # it follows from the sums
 
     def grow(self, num_classes: int) -> None:
         """Add classes, which have no samples yet."""
@@ -91,8 +123,7 @@ class MemoryLearner:
         numbers = self._numbers(task, targets)
         # Inputs may depend on each other to the last digit. Random features alone do not, and are shrunk by far more.
         dtype = np.float64 if self.features.num_direct else np.float32
-        for start in range(0, len(targets), ROWS):
-            part = slice(start, start + ROWS)
+        for part in blocks(len(targets)):
             psi = self.features(inputs[part], dtype)
             weight = None if weights is None else weights[part]
             member = (numbers[part, np.newaxis] == np.arange(len(self.clouds))).astype(np.float64)
@@ -132,11 +163,7 @@ class MemoryLearner:
         """
         if self._read is None:
             self._read = self.reading()
-        weight, bias = self._read
-        by_cloud = np.concatenate(
-            [self.features(inputs[start : start + ROWS]) @ weight.T for start in range(0, len(inputs), ROWS)]
-        )
-        by_cloud += bias
+        by_cloud = self._linear(inputs, *self._read)
         logits = np.full((len(inputs), self.num_classes), -np.inf)
         for j, (of_task, row) in enumerate(self.clouds):
             if task is None or of_task == task:
@@ -154,7 +181,7 @@ class MemoryLearner:
         num_samples = count.sum()
         centre, square = total.sum(dim=0) / num_samples, moment.diagonal() / num_samples
         if not torch.isfinite(square).all():
-            raise NotFiniteError("the features are too large to be squared: scale them, and fit again")
+            raise NotFiniteError(TOO_LARGE)
         covariance = within_class_covariance(count, total, moment) * (num_samples.clamp(min=1) / num_samples)
         variance = covariance.diagonal().clamp(min=0) + LEAST_VARIANCE * (square - centre.square()).clamp(min=0)
         random = slice(self.features.num_direct, None)
@@ -175,3 +202,84 @@ class MemoryLearner:
         counts = np.zeros(self.num_classes)
         np.add.at(counts, [row for _, row in self.clouds], self.count)
         return counts
+
+
+class RidgeSums(Sums):
+    """n, Σ ψ, G = Σ ψψᵀ, Σ y and Q = Σ ψyᵀ over the samples so far, each with its weight, all in double precision.
+
+    Args:
+        seed: of the random features.
+        num_inputs: the number of inputs.
+        num_random: the number of random features.
+        goals: the first y, (samples,) or (samples, outputs). Sums of y are around its first value, to keep them small.
+    """
+
+    def __init__(self, seed: int, num_inputs: int, num_random: int, goals: np.ndarray):
+        super().__init__(seed, num_inputs, num_random)
+        self.shape: tuple[int, ...] = goals.shape[1:]  # of one y
+        self.zero = goals[0].reshape(-1).copy()
+        self.count = 0.0  # n
+        self.total = np.zeros(self.features.width)  # Σ ψ (k,)
+        self.goals = np.zeros(len(self.zero))  # Σ y
+        self.products = np.zeros((self.features.width, len(self.zero)))  # Q
+
+    def add(self, inputs: np.ndarray, goals: np.ndarray, weights: np.ndarray | None) -> None:
+        """Add samples.
+
+        Args:
+            inputs: (B, m).
+            goals: y (B, outputs).
+            weights: (B,) of at least 0; None for 1.
+        """
+        self._read = None
+        for part in blocks(len(inputs)):
+            psi, y = self.features(inputs[part]), goals[part] - self.zero
+            w = np.ones(len(psi)) if weights is None else weights[part]
+            self.count += float(w.sum())
+            self.total += w @ psi
+            self.goals += w @ y
+            self.products += psi.T @ (y * w[:, np.newaxis])
+            self.moment.add(psi, None if weights is None else w)
+
+    def predict(self, inputs: np.ndarray, alpha: float) -> np.ndarray:
+        """ŷ (B,) or (B, outputs), as y was.
+
+        Args:
+            inputs: (B, m).
+            alpha: α.
+        """
+        return self._linear(inputs, *self.reading(alpha)).reshape(len(inputs), *self.shape)
+
+    def reading(self, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+        """Weight (outputs, k) and bias (outputs,) on ψ, solved once for an α.
+
+        Features are divided by their spread before the matrix is solved, and α with them: the same solution, found as
+        well for features of very different sizes.
+
+        Args:
+            alpha: α ≥ 0.
+        """
+        if self._read is None or self._read[0] != alpha:
+            spread = self.moment.upper().diagonal() - self.total**2 / self.count
+            if not np.isfinite(spread).all():
+                raise NotFiniteError(TOO_LARGE)
+            spread = np.maximum(spread, 0) + alpha
+            size = torch.from_numpy(1 / np.sqrt(np.where(spread > 0, spread, 1)))
+            column = size.unsqueeze(-1)
+            moment, products = torch.from_numpy(self.moment.whole()), torch.from_numpy(self.products)
+            total, goals = torch.from_numpy(self.total), torch.from_numpy(self.goals)
+            count = torch.tensor(self.count, dtype=torch.float64)
+            weight, bias = read_ridge(
+                moment * size * column, products * column, total * size, goals, count, alpha * size.square(), "alpha"
+            )
+            self._read = alpha, (weight * size).numpy(), bias.numpy() + self.zero
+        return self._read[1:]
+
+    def intercept(self, alpha: float) -> np.ndarray:
+        """The bias for φ(x), rather than for ψ(x) = φ(x) − φ(x₀): (outputs,).
+
+        Args:
+            alpha: α.
+        """
+        weight, bias = self.reading(alpha)
+        return bias - weight @ self.features.at_origin()
