@@ -18,8 +18,8 @@ from engram.sklearn.features import usual_random_features
 from engram.sklearn.network import ContinualLearner
 from engram.sklearn.sums import MemoryLearner
 
-# Of `head="auto"`. It and the numbers in features.py were chosen on held-out training samples of mnist-small, and by
-# cross-validation on digits, wine, breast cancer and moons; benchmarks/classifier_defaults.py varies them.
+# Of `head="auto"`. It and the numbers in features.py were chosen on held-out training samples of mnist-small; those for
+# few inputs also by cross-validation on digits, wine, breast cancer and moons.
 SHRINKAGE = 0.03
 # The default λ of each penalty: of those in benchmarks/classifier_defaults.py, the one with the best mean of the two
 # accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's. A penalty
