@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from engram import InputError
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.sklearn import ContinualClassifier
+from engram.sklearn.features import Features
 from engram.sklearn.sums import MemoryLearner
 
 FEATURES = 3
@@ -122,8 +123,8 @@ def test_many_inputs_are_learned_alike_in_any_order_and_calls() -> None:
     for part in np.split(np.random.RandomState(1).permutation(1500), [1, 3, 700, 701, 1400]):
         cut.partial_fit(X[part], y[part])
     held = X[1500:]
-    np.testing.assert_allclose(cut.predict_proba(held), whole.predict_proba(held), atol=1e-3)
-    assert whole.score(held, y[1500:]) > 0.9
+    np.testing.assert_allclose(cut.predict_proba(held), whole.predict_proba(held), atol=5e-4)
+    assert whole.score(held, y[1500:]) > 0.85
 
 
 def test_sums_in_single_precision_are_those_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +135,23 @@ def test_sums_in_single_precision_are_those_in_double_precision(monkeypatch: pyt
     double = ContinualClassifier(random_state=0).fit(X, y).decision_function(held)
     assert not np.array_equal(single, double)
     np.testing.assert_allclose(single, double, atol=1e-3)
+
+
+@pytest.mark.parametrize(("num_inputs", "num_random"), [(784, 800), (784, 1), (784, 150), (2048, 500), (201, 101)])
+def test_every_input_is_seen_by_a_random_feature(num_inputs: int, num_random: int) -> None:
+    features = Features(num_inputs, num_random, seed=0)
+    origin = features(np.zeros((1, num_inputs)))
+    moved = features(np.eye(num_inputs)) - origin
+    assert (np.abs(moved[:, features.num_direct :]).max(axis=1) > 0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 255.0, 1e15])
+def test_one_scale_of_many_inputs_does_not_matter(scale: float) -> None:
+    X, y = images(1500)
+    held, _ = images(200, seed=1)
+    plain = ContinualClassifier(random_state=0).fit(X, y).predict_proba(held)
+    scaled = ContinualClassifier(random_state=0).fit(scale * X, y).predict_proba(scale * held)
+    np.testing.assert_allclose(scaled, plain, atol=5e-4)
 
 
 @pytest.mark.parametrize("offset", [100.0, 10_000.0])

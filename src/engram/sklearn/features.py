@@ -4,8 +4,9 @@
 
 |z| = max(z, 0) + max(−z, 0) is a ReLU of both signs. φ(x₀) only keeps sums small: what is read from a memory does not
 depend on it. With more than 256 inputs there are too many to keep beside the random features at no cost, and
-φ(x) = |x R + b|. Each random feature sees up to 200 inputs that are neighbours: less work than all of them, and more
-accurate where neighbours belong together, as in images.
+φ(x) = |x R|, so that a common scale of all inputs does not matter. Each random feature sees only 200 neighbouring
+inputs (more, if there are too few features to see every input): less work than all of them, and more accurate where
+neighbours belong together, as in images.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engram.nn.memory import check_moment_fits
 MOST_BESIDE = 256  # up to this many inputs are themselves among the features: they cost little, and are linear
 MOST_INPUTS = 1000  # wider inputs are used as they are: they are features already
 LEAST_RANDOM, MOST_FEATURES, RANDOM_PER_INPUT = 256, 800, 6
-WINDOW, GROUP = 200, 100  # how many neighbouring inputs a random feature sees, and how many see the same ones
+WINDOW, GROUP = 200, 100  # how many neighbouring inputs a random feature sees; how many features see the same ones
 BIAS = 0.1  # the standard deviation of b, for inputs of about unit size
 ROWS = 1024  # samples at once; and how many are summed in single precision
 
@@ -86,12 +87,14 @@ class Features:
 
     def _draw(self, random: np.random.RandomState) -> None:
         """R in parts, for windows that are spread evenly over the inputs, and b (num_random,)."""
-        num_windows, window = -(-self.num_random // GROUP), min(WINDOW, self.num_inputs)
+        num_windows = -(-self.num_random // GROUP)
+        least = -(-self.num_inputs // max(1, num_windows))  # so that each input is in a window
+        window = min(self.num_inputs, max(WINDOW, least))
         starts = np.linspace(0, self.num_inputs - window, num_windows).round().astype(int).tolist()
         self.windows = [slice(start, start + window) for start in starts]
         sizes = [min(GROUP, self.num_random - GROUP * i) for i in range(num_windows)]
         self.projections = [random.standard_normal((window, size)) / window**0.5 for size in sizes]
-        self.bias = BIAS * random.standard_normal(self.num_random)
+        self.bias = (BIAS if self.num_direct else 0) * random.standard_normal(self.num_random)
 
     def __call__(self, inputs: np.ndarray, dtype: type = np.float64) -> np.ndarray:
         """ψ of some samples (B, m) → (B, k), in this type."""
