@@ -41,9 +41,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "slda": {"method": "slda"},
     "nearest mean": {"method": "ncm"},
     "finetuning": {"method": "linear"},
-    "SI": {"method": "linear+si", "strength": 1.0},
+    "SI": {"method": "linear+si", "strength": 100.0},
     "Online EWC": {"method": "linear+online-ewc", "strength": 100.0},
-    "MAS": {"method": "linear+mas", "strength": 1.0},
+    "MAS": {"method": "linear+mas", "strength": 100.0},
     "replay of 200 samples": {"method": "linear+replay", "memory_size": 200},
 }
 COMMON: dict[str, Any] = {"network": "none", "random_features": 0, "epochs": 1, "batch_size": 64, "scenario": "class"}

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 
 from engram.common.errors import InputError
 from engram.sklearn.arguments import Labels, check_class_weight, checked_weights, class_weights, task_name
@@ -42,7 +42,7 @@ class ClassifierBase(BaseEstimator):
         self, X: Any, y: Any, sample_weight: Any, first: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         check_class_weight(self.class_weight)
-        if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind in "biuU" and len(y) == len(X):
+        if isinstance(y, np.ndarray) and y.ndim == 1 and y.dtype.kind in "biuU" and len(y) == _num_samples(X):
             # such labels can only be right, and scikit-learn's checks of them take longer than a small call
             inputs, labels = validate_data(self, X, dtype=self._types(first), order="C", reset=first), y
         else:

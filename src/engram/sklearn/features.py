@@ -1,12 +1,12 @@
 """What the memories of this package compute with: the inputs, fixed random features of them, or both; and sums of them.
 
-    φ(x) = [ x, |x R + b| ]        ψ(x) = φ(x) − φ(x₀)        R, b random, never learned; x₀ the first sample
+    φ(x) = [ x, f(x R + b) ]     f(z) = |z| + z/2     ψ(x) = φ(x) − φ(x₀)     R, b random, never learned; x₀: below
 
-|z| = max(z, 0) + max(−z, 0) is a ReLU of both signs. φ(x₀) only keeps sums small: what is read from a memory does not
-depend on it. With more than 256 inputs there are too many to keep beside the random features at no cost, and
-φ(x) = |x R|, so that a common scale of all inputs does not matter. Each random feature sees only 200 neighbouring
-inputs (more, if there are too few features to see every input): less work than all of them, and more accurate where
-neighbours belong together, as in images.
+f has the slopes −1/2 and 3/2. Unlike |z| it tells x from −x, and unlike a ReLU it is never flat: inputs far from 0 keep
+what is linear in them. φ(x₀), of the first sample, only keeps sums small: what is read from a memory does not depend on
+it. With random features alone b = 0, so that a common scale of all inputs does not matter. Each random feature sees
+only 200 neighbouring inputs (more, if there are too few features to see every input): less work than all of them, and
+more accurate where neighbours belong together, as in images.
 """
 
 from __future__ import annotations
@@ -19,63 +19,60 @@ from scipy.linalg.blas import dsyrk, ssyrk
 from engram.common.seeding import derive_seed
 from engram.nn.memory import check_moment_fits
 
-MOST_BESIDE = 256  # up to this many inputs are themselves among the features: they cost little, and are linear
+MOST_FEATURES, LEAST_RANDOM, RANDOM_PER_INPUT = 800, 256, 7  # by default
 MOST_INPUTS = 1000  # wider inputs are used as they are: they are features already
-LEAST_RANDOM, MOST_FEATURES, RANDOM_PER_INPUT = 256, 800, 6
 WINDOW, GROUP = 200, 100  # how many neighbouring inputs a random feature sees; how many features see the same ones
 BIAS = 0.1  # the standard deviation of b, for inputs of about unit size
 ROWS = 1024  # samples at once; and how many are summed in single precision
 
 
 def usual_random_features(num_inputs: int) -> int:
-    """How many random features there are by default: six for an input, at least 256; at most 800 features in all.
+    """How many random features there are by default: seven for an input, at least 256; at most 800 features in all.
 
     Args:
         num_inputs: m. Above 1000 there are none: inputs as wide as this are features already.
 
     Example:
         >>> [usual_random_features(num_inputs) for num_inputs in (2, 64, 200, 784, 2048)]
-        [256, 384, 600, 800, 0]
+        [256, 448, 600, 800, 0]
     """
     if num_inputs > MOST_INPUTS:
         return 0
-    beside = num_inputs if num_inputs <= MOST_BESIDE else 0
-    return min(MOST_FEATURES - beside, max(LEAST_RANDOM, RANDOM_PER_INPUT * num_inputs))
+    return min(MOST_FEATURES - usual_direct(num_inputs), max(LEAST_RANDOM, RANDOM_PER_INPUT * num_inputs))
 
 
-def num_direct(num_inputs: int, num_random: int) -> int:
-    """How many inputs are themselves among the features: all, if they are at most 256 or there are no random ones.
+def usual_direct(num_inputs: int) -> int:
+    """How many inputs are themselves among the features by default: all, or none where 545 to 1000 would be too slow.
 
     Args:
         num_inputs: m.
-        num_random: the number of random features.
 
     Example:
-        >>> num_direct(64, 384), num_direct(784, 800), num_direct(784, 0)
-        (64, 0, 784)
+        >>> usual_direct(64), usual_direct(784), usual_direct(2048)
+        (64, 0, 2048)
     """
-    return num_inputs if num_inputs <= MOST_BESIDE or not num_random else 0
+    return 0 if MOST_FEATURES - LEAST_RANDOM < num_inputs <= MOST_INPUTS else num_inputs
 
 
 class Features:
-    """ψ, drawn from a seed. The inputs are among the features if there are at most 256, or no random ones.
+    """ψ, drawn from a seed.
 
     Args:
         num_inputs: m.
+        num_direct: m if the inputs are among the features, else 0.
         num_random: the number of random features; 0 for none.
         seed: of R and b.
 
     Example:
-        >>> Features(2, num_random=100, seed=0)(np.ones((5, 2))).shape
+        >>> Features(2, num_direct=2, num_random=100, seed=0)(np.ones((5, 2))).shape
         (5, 102)
     """
 
-    form = 2  # of ψ, in files
-
-    def __init__(self, num_inputs: int, num_random: int, seed: int):
+    def __init__(self, num_inputs: int, num_direct: int, num_random: int, seed: int):
         self.num_inputs = num_inputs
+        self.num_direct = num_direct
         self.num_random = num_random
-        self.num_direct = num_direct(num_inputs, num_random)
+        self.seed = seed
         self.width = self.num_direct + num_random
         check_moment_fits(self.width)
         self.origin: Any = None  # x₀ (m,), from the first sample on
@@ -112,13 +109,13 @@ class Features:
             column += projection.shape[1]
         random = psi[:, self.num_direct :]
         random += shift
-        np.abs(random, out=random)
-        random -= np.abs(shift)
+        random[...] = bent(random)
+        random -= bent(shift)
         return psi
 
     def at_origin(self) -> np.ndarray:
         """φ(x₀) (k,)."""
-        return np.concatenate([self.origin[: self.num_direct], np.abs(self._shift())])
+        return np.concatenate([self.origin[: self.num_direct], bent(self._shift())])
 
     def _shift(self) -> np.ndarray:
         """x₀ R + b (num_random,)."""
@@ -126,54 +123,17 @@ class Features:
         return np.concatenate([*parts, np.zeros(0)]) + self.bias
 
 
-class FirstFeatures(Features):
-    """ψ of files that were written before random features had windows; it is drawn and computed as it was then.
-
-    ψ(x) = [x − x₀, |x R + b|], and with more than 256 inputs (x R)² m / ‖x − x̄‖², where x̄ is the mean of the sample's
-    inputs and the columns of R have mean 0.
+def bent(z: np.ndarray) -> np.ndarray:
+    """f(z) = |z| + z/2.
 
     Args:
-        num_inputs: m.
-        num_random: the number of random features; 0 for none.
-        seed: of R and b.
+        z: any numbers.
 
     Example:
-        >>> FirstFeatures(2, num_random=100, seed=0)(np.ones((5, 2))).shape
-        (5, 102)
+        >>> bent(np.array([-2.0, 2.0]))
+        array([1., 3.])
     """
-
-    form = 1
-    group, share = 188, 8  # features that see the same inputs; wide inputs: they see one of this many
-
-    def _draw(self, random: np.random.RandomState) -> None:
-        num_seen = -(-self.num_inputs // self.share) if self.num_inputs > MOST_BESIDE else self.num_inputs
-        self.groups: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # inputs, R, b
-        for start in range(0, self.num_random, self.group):
-            size = min(self.group, self.num_random - start)
-            inputs = np.sort(random.permutation(self.num_inputs)[:num_seen])
-            projection = random.standard_normal((num_seen, size)) / num_seen**0.5
-            if not self.num_direct:
-                projection -= projection.mean(axis=0)
-            self.groups.append((inputs, projection, BIAS * random.standard_normal(size)))
-
-    def __call__(self, inputs: np.ndarray, dtype: type = np.float64) -> np.ndarray:
-        """ψ of some samples (B, m) → (B, k), in double precision whatever the type."""
-        wide = inputs.astype(np.float64, copy=False)
-        self.origin = wide[0] if self.origin is None else self.origin
-        parts = [wide[:, seen] @ projection for seen, projection, _ in self.groups]
-        if self.num_direct:
-            random = [np.abs(part + bias) for part, (_, _, bias) in zip(parts, self.groups, strict=True)]
-            return np.concatenate([wide - self.origin, *random], axis=1)
-        square = np.einsum("ij,ij->i", wide, wide)
-        spread = np.maximum(square - wide.sum(axis=1) ** 2 / self.num_inputs, 1e-12 * square + 1e-300)  # ‖x − x̄‖²
-        return np.square(np.concatenate(parts, axis=1)) * (self.num_inputs / spread)[:, np.newaxis]
-
-    def at_origin(self) -> np.ndarray:
-        """x₀, and 0 for the random features, which are not moved (k,)."""
-        return np.concatenate([self.origin[: self.num_direct], np.zeros(self.num_random)])
-
-
-FORMS = {kind.form: kind for kind in (FirstFeatures, Features)}
+    return np.abs(z) + z / 2
 
 
 def generator(seed: int) -> np.random.RandomState:

@@ -35,8 +35,8 @@ from engram.sklearn.sums import MemoryLearner, RidgeSums
 
 # Format 1 called the benchmark and the dataset of the settings "own". Formats 1 and 2 know networks only; memories of
 # format 3, and regressors of format 1, have the first form of random features.
-KIND, FORMAT = "classifier", 4
-REGRESSOR, REGRESSOR_FORMAT = "regressor", 2
+KIND, FORMAT = "classifier", 3
+REGRESSOR, REGRESSOR_FORMAT = "regressor", 1
 NAMES = (str, int, float, bool)  # the types of a task's name in a file
 LABELS: dict[str, tuple[type, ...]] = {  # what labels are in JSON, by NumPy's letter for their type
     "b": (bool,), "i": (int,), "u": (int,), "f": (float,), "U": (str,), "O": (str,)

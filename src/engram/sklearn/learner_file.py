@@ -15,7 +15,7 @@ from torch import Tensor
 from engram.config.methods import CUSTOM
 from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model
-from engram.sklearn.features import FORMS, SecondMoment, num_direct
+from engram.sklearn.features import Features, SecondMoment
 from engram.sklearn.network import ContinualLearner
 from engram.sklearn.sums import MemoryLearner, RidgeSums, Sums
 
@@ -106,7 +106,8 @@ def ridge_parts(sums: RidgeSums) -> Parts:
 
 
 def _described(sums: Sums) -> dict[str, Any]:
-    return {"seed": sums.seed, "num_random": sums.features.num_random, "psi": sums.features.form}
+    features = sums.features
+    return {"seed": features.seed, "num_direct": features.num_direct, "num_random": features.num_random}
 
 
 def _tensors(sums: Sums, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
@@ -123,15 +124,15 @@ def restored_memory(
         raise ValueError("its means are not of one class and one task each")
     if any(task < 0 or row not in range(num_classes) for task, row in clouds):
         raise ValueError("it has means of a class or a task that it does not have")
-    seed, num_random, width = _sizes(header, num_features)
+    width = _width(header, num_features)
     shapes = {"count": (len(clouds),), "total": (len(clouds), width)}
     arrays = _arrays(part(tensors, "sums."), shapes, width, num_features)
     if not (arrays["count"] > 0).all():
         raise ValueError("it has means of no samples")
     shrinkage = of_type(float, "shrinkage", header["shrinkage"])
-    learner = MemoryLearner(seed, num_features, num_classes, num_random, shrinkage)
+    learner = MemoryLearner(_features(header, num_features), num_classes, shrinkage)
     learner.clouds = clouds
-    _fill(learner, header, arrays)
+    _fill(learner, arrays)
     return learner
 
 
@@ -142,20 +143,27 @@ def restored_ridge(header: dict[str, Any], tensors: dict[str, Tensor]) -> RidgeS
     count = of_type(float, "count", header["count"])
     if not 0 < count < np.inf or len(shape) > 1 or min(shape, default=1) < 1:
         raise ValueError("it has no samples, or outputs of no known shape")
-    seed, num_random, width = _sizes(header, num_inputs)
+    width = _width(header, num_inputs)
     outputs = int(np.prod(shape))
     shapes = {"total": (width,), "goals": (outputs,), "products": (width, outputs), "zero": (outputs,)}
     arrays = _arrays(tensors, shapes, width, num_inputs)
-    sums = RidgeSums(seed, num_inputs, num_random, np.zeros((1, *shape)))
+    sums = RidgeSums(_features(header, num_inputs), np.zeros((1, *shape)))
     sums.count = count
-    _fill(sums, header, arrays)
+    _fill(sums, arrays)
     return sums
 
 
-def _sizes(header: dict[str, Any], num_inputs: int) -> tuple[int, int, int]:
-    """The seed, the number of random features, and that of all features."""
-    num_random = number_of(header, "num_random")
-    return number_of(header, "seed"), num_random, num_direct(num_inputs, num_random) + num_random
+def _width(header: dict[str, Any], num_inputs: int) -> int:
+    """The number of features, checked; and so is the seed."""
+    number_of(header, "seed")
+    num_direct, num_random = number_of(header, "num_direct"), number_of(header, "num_random")
+    if num_direct not in (0, num_inputs) or not num_direct + num_random:
+        raise ValueError(f"it has {num_direct} of {num_inputs} inputs and {num_random} random features")
+    return num_direct + num_random
+
+
+def _features(header: dict[str, Any], num_inputs: int) -> Features:
+    return Features(num_inputs, header["num_direct"], header["num_random"], header["seed"])
 
 
 def _arrays(
@@ -166,9 +174,7 @@ def _arrays(
     return {name: numbers_of(tensors, name, shape) for name, shape in shapes.items()}
 
 
-def _fill(sums: Sums, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    form = FORMS[header.get("psi", 1)]  # files from before there were two do not say it
-    sums.features = form(sums.features.num_inputs, sums.features.num_random, sums.seed)
+def _fill(sums: Sums, arrays: dict[str, np.ndarray]) -> None:
     sums.features.origin = arrays.pop("origin")
     sums.moment = SecondMoment(arrays.pop("moment"))
     for name, array in arrays.items():

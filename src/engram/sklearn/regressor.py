@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from engram.common.errors import InputError
 from engram.sklearn.arguments import checked_weights, whole_number
 from engram.sklearn.base import all_or_nothing
+from engram.sklearn.features import Features
 from engram.sklearn.files import load_regressor, save_regressor
 from engram.sklearn.sums import RidgeSums
 
@@ -97,7 +98,8 @@ class ContinualRegressor(RegressorMixin, BaseEstimator):
             if first:
                 num_random = whole_number("random_features", self.random_features, least=0)
                 seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-                self.sums_ = RidgeSums(seed, inputs.shape[1], num_random, goals)
+                num_inputs = inputs.shape[1]
+                self.sums_ = RidgeSums(Features(num_inputs, num_inputs, num_random, seed), goals)
             shape = self.sums_.shape
             if goals.shape[1:] != shape:
                 had = f"{shape[0]} outputs" if shape else "one number for each sample"

@@ -14,7 +14,7 @@ from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.engine.build import choose_device
 from engram.sklearn.arguments import as_python, whole_number
-from engram.sklearn.features import usual_random_features
+from engram.sklearn.features import Features, usual_direct, usual_random_features
 from engram.sklearn.network import ContinualLearner
 from engram.sklearn.sums import MemoryLearner
 
@@ -91,10 +91,13 @@ def make_learner(
     """
     method, memory_size = method_of(params["head"], params["method"]), params["memory_size"]
     if method is None:
+        choose_device(params["device"])  # a memory needs none, but a device that is not there is a mistake
         given = params["random_features"]
         num_random = usual_random_features(num_features) if given is None else whole_number("random_features", given, 0)
+        num_direct = usual_direct(num_features) if num_random else num_features
         shrinkage = SHRINKAGE if params["shrinkage"] is None else params["shrinkage"]
-        return MemoryLearner(seed, num_features, num_classes, num_random, float(shrinkage))
+        features = Features(num_features, num_direct, num_random, seed)
+        return MemoryLearner(features, num_classes, float(shrinkage))
     config, device = make_config(params, method, seed), choose_device(params["device"])
     memory_size = whole_number("memory_size", memory_size, least=1)
     return ContinualLearner(config, num_features, num_classes, device, bool(params["masked"]), memory_size)

@@ -19,26 +19,30 @@ from engram.sklearn.features import ROWS, Features, SecondMoment
 LEAST_VARIANCE = 1e-6  # within the classes, relative to the variance over all samples
 NOISE = 1e-8  # a mean variance of scaled features below this is rounding
 CONSTANT = 1e-12  # a feature counts as constant if its variance is below this part of its mean square
-TOO_LARGE = "the features are too large to be squared: scale them, and fit again"
+# The largest distance of an input from the first sample's whose square can be summed.
+LARGEST: dict[Any, float] = {np.float64: 1e150, np.float32: 1e17}
 
 
 class Sums:
     """What both memories have: features ψ, and their second moment G = Σ w ψ ψᵀ.
 
     Args:
-        seed: of the random features.
-        num_inputs: m.
-        num_random: the number of random features.
+        features: ψ.
     """
 
-    def __init__(self, seed: int, num_inputs: int, num_random: int):
-        self.seed = seed
-        self.features = Features(num_inputs, num_random, seed)
+    def __init__(self, features: Features):
+        self.features = features
         self.moment = SecondMoment(np.zeros((self.features.width, self.features.width)))  # G (k, k)
         self._read: Any = None  # what was read last; None after samples were added
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read": None}  # it follows from the sums
+
+    def _check_size(self, values: np.ndarray, first: np.ndarray | None, dtype: type = np.float64) -> None:
+        """Refuse what is too large to be squared, before anything is added."""
+        origin = values[0] if first is None else first
+        if len(values) and not np.abs(values - origin).max() < LARGEST[dtype]:
+            raise NotFiniteError("the samples hold numbers that are too large to be squared: scale them first")
 
     def _linear(self, inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
         """W ψ + b of each sample (B, outputs), in double precision, so that it does not depend on the other samples."""
@@ -67,20 +71,18 @@ class MemoryLearner(Sums):
     a mean for each, and its probability is the sum over them. Where each class comes in one task, it is streaming LDA.
 
     Args:
-        seed: of the random features.
-        num_features: the number of inputs.
+        features: ψ.
         num_classes: how many classes are known.
-        num_random: the number of random features.
         shrinkage: ε in [0, 1]: the correlations of the features are multiplied by 1 − ε.
     """
 
     task_size = 1  # the number of samples that a task has at least, unless tasks have names
 
-    def __init__(self, seed: int, num_features: int, num_classes: int, num_random: int, shrinkage: float):
+    def __init__(self, features: Features, num_classes: int, shrinkage: float):
         if not 0 <= shrinkage <= 1:
             raise InputError(f"shrinkage must lie in [0, 1], not {shrinkage!r}")
-        super().__init__(seed, num_features, num_random)
-        self.num_features = num_features
+        super().__init__(features)
+        self.num_features = features.num_inputs
         self.num_classes = num_classes
         self.shrinkage = shrinkage
         self.clouds: list[tuple[int, int]] = []  # (task, class) of each j
@@ -119,10 +121,11 @@ class MemoryLearner(Sums):
             task: the number of the task that they belong to.
             epochs: not used.
         """
-        self._read = None
-        numbers = self._numbers(task, targets)
         # Inputs may depend on each other to the last digit. Random features alone do not, and are shrunk by far more.
         dtype = np.float64 if self.features.num_direct else np.float32
+        self._check_size(inputs, self.features.origin, dtype)
+        self._read = None
+        numbers = self._numbers(task, targets)
         for part in blocks(len(targets)):
             psi = self.features(inputs[part], dtype)
             weight = None if weights is None else weights[part]
@@ -180,8 +183,6 @@ class MemoryLearner(Sums):
         moment = torch.from_numpy(self.moment.whole())
         num_samples = count.sum()
         centre, square = total.sum(dim=0) / num_samples, moment.diagonal() / num_samples
-        if not torch.isfinite(square).all():
-            raise NotFiniteError(TOO_LARGE)
         covariance = within_class_covariance(count, total, moment) * (num_samples.clamp(min=1) / num_samples)
         variance = covariance.diagonal().clamp(min=0) + LEAST_VARIANCE * (square - centre.square()).clamp(min=0)
         random = slice(self.features.num_direct, None)
@@ -208,14 +209,12 @@ class RidgeSums(Sums):
     """n, Σ ψ, G = Σ ψψᵀ, Σ y and Q = Σ ψyᵀ over the samples so far, each with its weight, all in double precision.
 
     Args:
-        seed: of the random features.
-        num_inputs: the number of inputs.
-        num_random: the number of random features.
+        features: ψ.
         goals: the first y, (samples,) or (samples, outputs). Sums of y are around its first value, to keep them small.
     """
 
-    def __init__(self, seed: int, num_inputs: int, num_random: int, goals: np.ndarray):
-        super().__init__(seed, num_inputs, num_random)
+    def __init__(self, features: Features, goals: np.ndarray):
+        super().__init__(features)
         self.shape: tuple[int, ...] = goals.shape[1:]  # of one y
         self.zero = goals[0].reshape(-1).copy()
         self.count = 0.0  # n
@@ -231,6 +230,8 @@ class RidgeSums(Sums):
             goals: y (B, outputs).
             weights: (B,) of at least 0; None for 1.
         """
+        self._check_size(inputs, self.features.origin)
+        self._check_size(goals, self.zero)
         self._read = None
         for part in blocks(len(inputs)):
             psi, y = self.features(inputs[part]), goals[part] - self.zero
@@ -261,8 +262,6 @@ class RidgeSums(Sums):
         """
         if self._read is None or self._read[0] != alpha:
             spread = self.moment.upper().diagonal() - self.total**2 / self.count
-            if not np.isfinite(spread).all():
-                raise NotFiniteError(TOO_LARGE)
             spread = np.maximum(spread, 0) + alpha
             size = torch.from_numpy(1 / np.sqrt(np.where(spread > 0, spread, 1)))
             column = size.unsqueeze(-1)
