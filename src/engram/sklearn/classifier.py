@@ -46,7 +46,7 @@ class ContinualClassifier(ClassifierMixin, ClassifierBase):
             both, as in "dhp+si". With "ewc" memory grows with the number of tasks.
         head: "auto", or a name of `engram.heads.list()`, with `method` None or a penalty. "auto" is the memory above,
             or what `method` names. "slda", "ridge" and "ncm" remember the inputs, or random features of them.
-        random_features: how many random features of the inputs a memory uses. Default: with "auto" seven for an input,
+        random_features: how many random features of the inputs a memory uses. Default: with "auto" six for an input,
             at least 256, at most 800 features in all, and none for more than 1000 inputs; otherwise none.
         shrinkage: ε in [0, 1], by which the correlations of a memory's features are reduced. Default: 0.03 with "auto".
         strength: λ, how strongly consolidated weights are protected. Default: 3, 0.03 for "mas", others as registered.

@@ -19,7 +19,7 @@ from scipy.linalg.blas import dsyrk, ssyrk
 from engram.common.seeding import derive_seed
 from engram.nn.memory import check_moment_fits
 
-MOST_FEATURES, LEAST_RANDOM, RANDOM_PER_INPUT = 800, 256, 7  # by default
+MOST_FEATURES, LEAST_RANDOM, RANDOM_PER_INPUT = 800, 256, 6  # by default
 MOST_INPUTS = 1000  # wider inputs are used as they are: they are features already
 WINDOW, GROUP = 200, 100  # how many neighbouring inputs a random feature sees; how many features see the same ones
 BIAS = 0.1  # the standard deviation of b, for inputs of about unit size
@@ -27,14 +27,14 @@ ROWS = 1024  # samples at once; and how many are summed in single precision
 
 
 def usual_random_features(num_inputs: int) -> int:
-    """How many random features there are by default: seven for an input, at least 256; at most 800 features in all.
+    """How many random features there are by default: six for an input, at least 256; at most 800 features in all.
 
     Args:
         num_inputs: m. Above 1000 there are none: inputs as wide as this are features already.
 
     Example:
         >>> [usual_random_features(num_inputs) for num_inputs in (2, 64, 200, 784, 2048)]
-        [256, 448, 600, 800, 0]
+        [256, 384, 600, 800, 0]
     """
     if num_inputs > MOST_INPUTS:
         return 0

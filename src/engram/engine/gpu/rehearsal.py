@@ -56,6 +56,9 @@ class RehearsalSection(Section):
         for i, learner in enumerate(learners):
             learner.remembered = {name: tensor[i] for name, tensor in self.remembered.items()}
         self.numbers: dict[tuple[int, int], Tensor] = {}  # those of a piece, by batch size and number of trials
+        self.drawn: dict[
+            tuple[int, int], Tensor
+        ] = {}  # the same on the CPU, in pinned memory, which a GPU reads fastest
         self.storing = self.first = False
 
     def enter_task(self, n: int) -> None:
@@ -71,7 +74,12 @@ class RehearsalSection(Section):
         count = sum(map(math.prod, shapes.values()))
         if count == 0:
             return
-        drawn = torch.empty(piece.num_steps, len(trials), count, dtype=torch.float64)
+        key = (piece.batch_size, len(trials))
+        if key not in self.numbers:  # a graph refers to it, so it stays the same tensor
+            shape = (LONGEST_PIECE, len(trials), count)
+            self.numbers[key] = torch.zeros(shape, dtype=torch.float64, device=self.device)
+            self.drawn[key] = torch.empty(shape, dtype=torch.float64, pin_memory=self.device.type == "cuda")
+        drawn = self.drawn[key][: piece.num_steps]
 
         def draw_step(k: int) -> None:
             for row, trial in zip(drawn[k], trials, strict=True):
@@ -80,9 +88,6 @@ class RehearsalSection(Section):
 
         with ThreadPoolExecutor(DRAWING_THREADS) as pool:  # while the GPU computes the piece before
             list(pool.map(draw_step, range(piece.num_steps)))
-        key = (piece.batch_size, len(trials))
-        if key not in self.numbers:  # a graph refers to it, so it stays the same tensor
-            self.numbers[key] = torch.zeros(LONGEST_PIECE, *drawn.shape[1:], dtype=torch.float64, device=self.device)
         self.numbers[key][: piece.num_steps].copy_(drawn)
 
     def _random(self, batch_size: int, num_trials: int, slot: Tensor) -> State:
