@@ -58,7 +58,7 @@ class RehearsalSection(Section):
         self.numbers: dict[tuple[int, int], Tensor] = {}  # those of a piece, by batch size and number of trials
         self.drawn: dict[
             tuple[int, int], Tensor
-        ] = {}  # the same on the CPU, in pinned memory, which a GPU reads fastest
+        ] = {}  # on the CPU, in pinned memory, which a GPU reads fastest
         self.storing = self.first = False
 
     def enter_task(self, n: int) -> None:
