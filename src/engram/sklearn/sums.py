@@ -40,8 +40,10 @@ class Sums:
 
     def _check_size(self, values: np.ndarray, first: np.ndarray | None, dtype: type = np.float64) -> None:
         """Refuse what is too large to be squared, before anything is added."""
-        origin = values[0] if first is None else first
-        if len(values) and not np.abs(values - origin).max() < LARGEST[dtype]:
+        origin = values[:1] if first is None else first
+        with np.errstate(over="ignore"):
+            largest = float(np.abs(values - origin).max(initial=0))
+        if not largest < LARGEST[dtype]:
             raise NotFiniteError("the samples hold numbers that are too large to be squared: scale them first")
 
     def _linear(self, inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
