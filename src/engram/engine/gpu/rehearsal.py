@@ -56,9 +56,7 @@ class RehearsalSection(Section):
         for i, learner in enumerate(learners):
             learner.remembered = {name: tensor[i] for name, tensor in self.remembered.items()}
         self.numbers: dict[tuple[int, int], Tensor] = {}  # those of a piece, by batch size and number of trials
-        self.drawn: dict[
-            tuple[int, int], Tensor
-        ] = {}  # on the CPU, in pinned memory, which a GPU reads fastest
+        self.drawn: dict[tuple[int, int], Tensor] = {}  # on the CPU, in pinned memory, which a GPU reads fastest
         self.storing = self.first = False
 
     def enter_task(self, n: int) -> None:
