@@ -97,6 +97,7 @@ def test_a_run_consolidates_as_an_explicit_loop_does(method: str, every: int) ->
             torch.testing.assert_close(learner.penalty.state[key], tensor, rtol=1e-7, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", ["split-mnist", "imbalanced-permuted-mnist"])
 @pytest.mark.parametrize("every", [1, 3, 5])
 def test_a_stack_computes_what_each_model_does_alone(benchmark: str, every: int) -> None:
@@ -157,6 +158,7 @@ def test_pieces_end_where_a_consolidation_is_due() -> None:
     assert [piece.end for piece in plan_epoch([64], 8, 1)] == [8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("stop_at", [(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 0)])
 def test_a_resumed_run_is_the_same_bit_for_bit(

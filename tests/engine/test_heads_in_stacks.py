@@ -84,6 +84,7 @@ def test_a_custom_head_with_state_of_its_own_is_protected_in_force(step: str) ->
     assert len(sizes) == len(found[0]), "each has its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", engram.heads.list())
 @pytest.mark.parametrize("program", ["one by one", "stack"])
 def test_a_run_resumes_bit_for_bit(head: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,7 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
         assert len({len(s[0].train) for s in streams_of(configs[0])}) == 2, lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

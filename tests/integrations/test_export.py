@@ -134,7 +134,7 @@ def answer_of(path: Path, inputs: Tensor) -> np.ndarray:
     return session.run(None, {"inputs": inputs.numpy()})[0]
 
 
-@pytest.mark.parametrize("options", [{}, STEADY], ids=["literal", "steady"])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), STEADY], ids=["literal", "steady"])
 @pytest.mark.parametrize("network", FEATURES)
 def test_onnxruntime_predicts_as_the_model_does(tmp_path: Path, network: str, options: dict) -> None:
     pytest.importorskip("onnxruntime")

@@ -95,6 +95,7 @@ def test_a_head_that_grew_keeps_its_old_classes_bit_for_bit(name: str) -> None:
     assert "cannot shrink" in refusal(model.head.grow, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_a_compiled_model_computes_the_same(name: str) -> None:
     model, other = make(name), make(name)

@@ -88,6 +88,7 @@ def assert_stack_equals_each_alone(learners: list[Learner], batches: Batches, co
         assert_same(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", engram.heads.list())
 def test_any_head_can_rehearse_in_a_stack(head: str) -> None:
     for method in ("replay", "lwf"):
@@ -96,6 +97,7 @@ def test_any_head_can_rehearse_in_a_stack(head: str) -> None:
         assert_stack_equals_each_alone(learners, batches, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [7, 30])
 def test_trials_of_several_sizes_in_a_stack_equal_each_alone(batch_size: int) -> None:
     images = load("mnist-small")

@@ -125,6 +125,7 @@ def test_methods_without_a_trace_have_no_dynamics() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "results",
     [
@@ -397,6 +398,7 @@ def test_ids_of_two_svgs_do_not_meet(make: Callable[[Mapping[str, Result]], Draw
     assert wanted == ids[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["png", "pdf", "svg", "csv"])
 def test_the_same_results_give_the_same_bytes(format: str) -> None:
     results = [make_result("dhp"), make_result("finetune")]

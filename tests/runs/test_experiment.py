@@ -48,6 +48,7 @@ def run_kind(configs: list[Config], **options: object) -> list[Result]:
     return run_on(configs, datasets, Runtime("cpu", "float64"), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "network"),
     [(kind, "mlp") for kind in KINDS]
