@@ -58,7 +58,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
     """The pages, by their paths."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     outcome = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True)
     assert outcome.returncode == 0, outcome.stderr.decode()
     return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html") if path.stem != "404"}

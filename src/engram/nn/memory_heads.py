@@ -32,7 +32,7 @@ class MemoryHead(Head):
 
     With `learn_features` the head also has slow weights θ. Training then returns θ ψ(h), whose loss trains the
     features in front of the head; evaluation reads the memory all the same. Without it there is nothing to train:
-    training returns the logits of the last reading, without a gradient.
+    training returns the logits of the last reading, without a gradient. Further arguments are those of `Psi`.
 
     Args:
         in_features: number m of features.
@@ -40,7 +40,6 @@ class MemoryHead(Head):
         read: "nearest-mean", "lda" or "ridge".
         shrinkage: ε in [0, 1], of "lda" and "ridge"; None for `memory.usual_shrinkage`, which falls as samples come.
         learn_features: whether θ is there, to train the features in front.
-        normalised, random_features, top_k: of ψ, as for `Psi`.
     """
 
     sums = ("count", "total", "moment")
