@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+MAX_WHOLE = 2**128 - 1  # the largest whole number that a setting can be
 LARGEST = 3.4028234663852886e38  # the largest 32-bit float, which networks compute with
 MAX_TRIALS = 10**6  # tables of results grow with these two
 MAX_TASKS = 10**4
@@ -63,6 +64,11 @@ def setting(
 
 def one_of(*names: str) -> Callable[[], Iterable[str]]:
     return lambda: names
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number that a setting can be."""
+    return type(value) is int and abs(value) <= MAX_WHOLE
 
 
 @dataclass(frozen=True)

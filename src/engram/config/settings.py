@@ -29,10 +29,12 @@ from engram.config.rules import (
     POSITIVE,
     WIDTHS,
     Agree,
+    Setting,
     Stage,
     at_least,
     at_most,
     declared,
+    is_whole,
     one_of,
     setting,
 )
@@ -41,7 +43,6 @@ from engram.config.rules import (
 RENAMED = {("baseline_head", "plain"): "linear"}
 FISHER_LABELS = one_of("true", "predicted", "sampled", "exact")
 NETWORKS = one_of("mlp", "cnn", "none", CUSTOM)
-MAX_WHOLE = 2**128 - 1  # the largest whole number that a setting can be
 
 
 @dataclass(frozen=True)
@@ -165,18 +166,10 @@ class Config:
             if self.dataset in all_datasets():
                 raise InputError(f"the dataset of {self.benchmark} cannot be {shortened(self.dataset)}")
             check_choice("dataset", self.dataset, allowed_datasets)
-        for name, default, choices in _CHOICES:
-            value = getattr(self, name)
-            if value == default:  # always allowed, and choices may take a while to list
-                continue
-            allowed = tuple(choices())
-            if value not in allowed:
-                words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
-                raise InputError(f"{name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
-        for name, default, rule, optional in _RULES:
-            value = getattr(self, name)
-            if value != default and not (value is None and optional) and not rule.holds(value):
-                raise InputError(f"{name} must be {rule.words}, not {shortened(value)}")
+        for name, value in vars(self).items():
+            facts = SETTINGS[name]
+            if value != facts.default:  # a default is always allowed, and choices may take a while to list
+                _check(facts, value)
         if self.eta_range != "unbounded" and not 0 <= self.eta <= 1:
             raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
         if self.penalty is not None and self.strength is None:
@@ -242,9 +235,17 @@ class Config:
 _HINTS = typing.get_type_hints(Config)
 SETTINGS = {field.name: declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
 
-# What every new config is checked against. Made once, since a folder may hold ten thousand runs.
-_CHOICES = [(name, facts.default, facts.choices) for name, facts in SETTINGS.items() if facts.choices is not None]
-_RULES = [(name, facts.default, rule, facts.optional) for name, facts in SETTINGS.items() for rule in facts.rules]
+
+def _check(facts: Setting, value: Any) -> None:
+    """Refuse a value that is none of a setting's choices, or breaks one of its rules."""
+    if facts.choices is not None:
+        allowed = tuple(facts.choices())
+        if value not in allowed:
+            words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
+            raise InputError(f"{facts.name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
+    for rule in facts.rules:
+        if not (value is None and facts.optional) and not rule.holds(value):
+            raise InputError(f"{facts.name} must be {rule.words}, not {shortened(value)}")
 
 
 def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
@@ -287,14 +288,10 @@ def as_setting(name: str, value: Any) -> Any:
     value = RENAMED.get((name, value), value) if facts.type is str and type(value) is str else value
     if type(value) is facts.type and facts.type in (str, bool):
         return value
-    if facts.type is int and _is_whole(value):
+    if facts.type is int and is_whole(value):
         return value
     if facts.type is float and type(value) in (int, float) and abs(value) <= LARGEST:
         return float(value)
-    if facts.type is tuple and isinstance(value, list | tuple) and all(_is_whole(v) for v in value):
+    if facts.type is tuple and isinstance(value, list | tuple) and all(is_whole(v) for v in value):
         return tuple(value)
     raise InputError(f"{name} must be {facts.words}, not {shortened(value)}")
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) <= MAX_WHOLE
