@@ -1,4 +1,4 @@
-"""What heads with a memory give: the tables and the figure of docs/heads.md.
+"""What heads with a memory give, as tables and a figure.
 
 python benchmarks/heads.py growth --data DATA --out DIR      new classes, one pass, with more and more random features
 python benchmarks/heads.py learned --data DATA --out DIR     a memory on features that learn, with penalties and replay

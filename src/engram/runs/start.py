@@ -110,7 +110,7 @@ def start_run(
             return _train(folder, training, seconds_between, report, stop_asked)
         except InputError:
             if not any(outcome.rows for outcome in training.outcomes.values()):
-                shutil.rmtree(path, ignore_errors=True)  # what was given cannot be used, and nothing was learned
+                folder.discard()  # what was given cannot be used, and nothing was learned
             raise
 
 
