@@ -43,7 +43,8 @@ def batch_mean(values: Tensor, ranks: Ranks | None = None) -> Tensor:
         tensor(2.)
     """
     if ranks is None:
-        return values.sum() / max(len(values), 1)
+        # not `len`, which a compiled model with a variable batch size may take as a 32-bit float
+        return values.sum() / torch.ones_like(values).sum().clamp(min=1)
     count = values.new_full((1, 1), len(values))
     total, number = SumOverRanks.apply(values.sum().reshape(1, 1), count, ranks)
     return (total / number.clamp(min=1)).squeeze()
