@@ -75,11 +75,12 @@ def learned(options: argparse.Namespace) -> Rows:
 
 
 def relatives(options: argparse.Namespace) -> Rows:
-    """Each head alone and with Online EWC, at the paper's settings for DHP."""
+    """Each head alone and, unless told otherwise, with Online EWC, at the paper's settings for DHP."""
     rows: Rows = {}
+    partners = ("",) if options.alone else ("", "+online-ewc")
     for benchmark in options.only.split(",") if options.only else BENCHMARKS:
         small = {} if options.dataset == "mnist" or benchmark == "vision-mixture" else {"dataset": options.dataset}
-        methods = [method for head in RELATIVES for method in (head, f"{head}+online-ewc")]
+        methods = [method for head in RELATIVES for method in (head + partner for partner in partners)]
         configs = [engram.preset(benchmark, method, trials=options.trials, **small) for method in methods]
         for method, accuracies in zip(methods, accuracy(configs, benchmark, options), strict=True):
             rows.setdefault(method, {})[title_of(benchmark)] = accuracies
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--dataset", default="mnist", choices=DATASETS, help="of learned and relatives")
     parser.add_argument("--only", help="of relatives: benchmarks, separated by commas")
+    parser.add_argument("--alone", action="store_true", help="of relatives: not with Online EWC too")
     parser.add_argument("--models", type=int, default=80, help="of cost: in the stack")
     parser.add_argument("--seconds", type=float, default=2.0, help="of cost: for each head")
     parser.add_argument("--data", help="the folder with the datasets")
