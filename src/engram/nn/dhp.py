@@ -221,8 +221,7 @@ class DHPSoftmax(nn.Module):
         if self.trace_centred:
             mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True).clamp(min=1)
         eta = self.eta if self.trace_gradient else self.eta.detach()
-        before = trace.copy_for_backward(self.hebb) if torch.compiler.is_compiling() else self.hebb
-        return trace.write_trace(before, eta, mean, present)
+        return trace.write_trace(trace.before_batch(self.hebb), eta, mean, present)
 
     def read(self, hebb: Tensor) -> Tensor:
         """The trace as Eq. 2 uses it: scaled to the root mean square `trace_scale` in each class, or as written.

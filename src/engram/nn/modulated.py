@@ -119,7 +119,7 @@ class Neuromodulated(ModulatedTrace):
     def written(self, hidden: Tensor, target: Tensor) -> Tensor:
         gated = self.signal(hidden).unsqueeze(-1) * hidden
         mean, _ = trace.class_means(gated, target, self.out_features, ranks_of_call(self))
-        return writing.clipped_sum(self.hebb, mean, LARGEST)
+        return writing.clipped_sum(trace.before_batch(self.hebb), mean, LARGEST)
 
 
 @HEADS.register("retroactive", listed=False, settings={"alpha_init": "alpha_init", "eta": "eta"})
@@ -167,10 +167,10 @@ class Retroactive(ModulatedTrace):
         ranks = ranks_of_call(self)
         signal = writing.batch_mean(self.signal(hidden), ranks)  # m ()
         mean, _ = trace.class_means(hidden, target, self.out_features, ranks)
-        eligibility = writing.blend(self.eligibility, mean, self.eta)
+        eligibility = writing.blend(trace.before_batch(self.eligibility), mean, self.eta)
         with torch.no_grad():
             self.eligibility.copy_(eligibility)
-        return writing.clipped_sum(self.hebb, signal * eligibility, LARGEST)
+        return writing.clipped_sum(trace.before_batch(self.hebb), signal * eligibility, LARGEST)
 
     @torch.no_grad()
     def dynamics(self) -> dict[str, Tensor]:

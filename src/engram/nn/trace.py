@@ -142,6 +142,23 @@ def _(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor)
 
 
+def before_batch(memory: Tensor) -> Tensor:
+    """A memory as it is before a batch: take it from here wherever a gradient depends on it and it is written after.
+
+    A compiler may compute a value a second time in the backward pass instead of keeping it. If it starts again from the
+    memory itself, that holds the batch by then: the batch is written twice, and the gradient is wrong. `clone` is
+    computed again too; `copy_for_backward` is not, because the compiler cannot look into it.
+
+    Args:
+        memory: what the batch is written into.
+
+    Example:
+        >>> written = before_batch(head.hebb) + mean
+        >>> head.hebb.copy_(written.detach())
+    """
+    return copy_for_backward(memory) if torch.compiler.is_compiling() else memory
+
+
 class PlasticSoftmax(torch.autograd.Function):
     """Writes the trace from a batch, then reads it; with explicit derivatives, which is faster than autograd.
 
