@@ -107,6 +107,7 @@ KINDS = {
     "permuted": ("permuted-mnist", {"dataset": "mnist-small"}),
     "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small", "batch_size": 33}),
     "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 10}),
+    "random order": ("split-mnist", {"class_order": "random", "dataset": "mnist-small", "batch_size": 10}),
     "mixture": ("vision-mixture", {}),
     "custom": ("custom", {}),
 }
@@ -539,6 +540,9 @@ def test_reading_a_batch(kernels: ModuleType, kind: torch.dtype, permuted: bool,
         chosen = order[:, first : first + batch_size]
         assert torch.equal(inputs, as_on_the_cpu(store, chosen, permutations))
         assert torch.equal(targets, labels[chosen])
+        own = numbers(10, 3, 90, seed=1)  # the labels of each trial
+        _, targets = kernels.gather(store, own, order, cursor, permutations, batch_size)
+        assert torch.equal(targets, own.gather(1, chosen))
     some = order[1:]  # of some trials
     inputs, _ = kernels.gather(store, labels, some, cursor, None if permutations is None else permutations[1:], 5)
     wanted = None if permutations is None else permutations[1:]

@@ -45,6 +45,7 @@ KINDS = {
     "permuted": ("permuted-mnist", {"dataset": "mnist-small"}),
     "imbalanced": ("imbalanced-permuted-mnist", {"dataset": "mnist-small", "batch_size": 5}),
     "split": ("split-mnist", {"dataset": "mnist-small", "batch_size": 4}),
+    "random order": ("split-mnist", {"class_order": "random", "dataset": "mnist-small", "batch_size": 4}),
     "mixture": ("vision-mixture", {}),
     "custom": ("custom", {}),
 }
@@ -858,10 +859,10 @@ def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatc
     program = stacked(parts, batches)
     evaluate = type(program.sections[0]).logits
 
-    def logits(self: Any, inputs: Tensor, shared: bool) -> Tensor:
+    def logits(self: Any, inputs: Tensor, *more: Any) -> Tensor:
         if inputs.shape[-4] > 13:
             raise torch.cuda.OutOfMemoryError("too large")
-        return evaluate(self, inputs, shared)
+        return evaluate(self, inputs, *more)
 
     monkeypatch.setattr(type(program.sections[0]), "logits", logits)
     program.weighed.samples = 2 * 7

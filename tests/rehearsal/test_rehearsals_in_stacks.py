@@ -14,6 +14,7 @@ from engram import streams
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.data.samples import Dataset
+from engram.data.scenarios import arrange
 from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.build import build_learner
@@ -51,6 +52,29 @@ def test_stack_equals_each_alone(method: str, head: str) -> None:
     config, stream = config_of(f"{head}+{method}", learning_rate=0.1), tiny_stream("seen")
     learners, batches = learners_of(config, stream)
     assert_stack_equals_each_alone(learners, batches, config)
+
+
+@pytest.mark.parametrize("method", STACKED)
+def test_stack_of_trials_with_other_classes_equals_each_alone(method: str) -> None:
+    images = load("mnist-small")
+    data = Dataset(images.name, images.train[slice(120)], images.test[slice(60)], "published")
+    config = config_of(method, batch_size=7, learning_rate=0.1, epochs=1, scenario="class", num_tasks=2)
+    orders = [list(range(10)), [5, 1, 8, 0, 9, 2, 4, 7, 3, 6]]
+    trials = arrange([streams.split(data, num_tasks=2, order=order) for order in orders], "class", True)
+    facts = (trials[0].input_shape, trials[0].num_classes, CPU, torch.float64)
+    learners = [build_learner(config, trial, *facts) for trial in range(2)]
+    assert_stack_equals_each_alone(learners, Batches(range(2), trials, 0, torch.float64), config)
+
+
+def test_trials_with_inputs_of_their_own_train_one_by_one() -> None:
+    config = config_of("replay")
+    trials = [tiny_stream("seen"), copy.deepcopy(tiny_stream("seen"))]
+    learners = [
+        build_learner(config, t, trials[0].input_shape, trials[0].num_classes, CPU, torch.float64) for t in (0, 1)
+    ]
+    program, notes = choose_program(learners, Batches(range(2), trials, 0, torch.float64), GPU)
+    assert isinstance(program, OneByOne)
+    assert "its trials do not share one tensor of inputs" in notes[-1]
 
 
 def test_stack_with_adam_equals_each_alone() -> None:

@@ -71,6 +71,10 @@ class Samples:
         if stray:
             raise InputError(f"{what} have the label {min(stray)}, which is not among the task's classes")
 
+    def is_same(self, other: Samples) -> bool:
+        """Whether both are made of the same tensors, so that what is computed for one holds for the other."""
+        return self.inputs is other.inputs and self.targets is other.targets and self.rows is other.rows
+
     def select(self, chosen: Tensor) -> Samples:
         """The samples that a mask selects, without a copy of their inputs."""
         assert self.rows is None

@@ -53,7 +53,8 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
     alike: list[list[Learner]] = []
     alone: list[Learner] = []
     for group in architectures(learners):
-        reason = reason_against_mapping(group, example, kernels)
+        reason = None if batches.share_inputs else "its trials do not share one tensor of inputs"
+        reason = reason or reason_against_mapping(group, example, kernels)
         if reason is None and group[0].rehearsal is not None:
             reason = reason_against_rehearsal(group, batches)
         if reason is None:

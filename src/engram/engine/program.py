@@ -120,6 +120,20 @@ class Batches:
         """Task n of each trial."""
         return [stream[n] for stream in self.streams]
 
+    @property
+    def share_inputs(self) -> bool:
+        """Whether the tasks of all trials have their inputs in the same tensors; their rows and targets may differ."""
+        return all(
+            task.train.inputs is first.train.inputs and task.test.inputs is first.test.inputs
+            for stream in self.streams
+            for task, first in zip(stream, self.streams[0], strict=True)
+        )
+
+    def targets(self, n: int) -> Tensor:
+        """The targets of task n: one tensor (N,) that all trials share, or a row for each trial (T, N)."""
+        targets = [task.train.targets for task in self.tasks(n)]
+        return targets[0] if all(own is targets[0] for own in targets) else torch.stack(targets)
+
     def sizes(self, n: int) -> list[int]:
         return [len(task.train) for task in self.tasks(n)]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -84,6 +85,7 @@ class Mapped:
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)
+        self.targets = self.batches.targets(n)
         self.graphs.clear()  # they refer to the previous task's data and pulls
         for rehearsing in self.rehearsing:
             rehearsing.enter_task(n)
@@ -179,13 +181,14 @@ class Mapped:
 
     def _batch(self, first: int, last: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """The next batch of each trial, (T, B, ...) and (T, B), read from pixels that all trials share."""
-        store = self.tasks[0].train
+        pixels, order = self.tasks[0].train.inputs, self.order[first:last]
         permutations = None if self.permutations is None else self.permutations[first:last]
-        order = self.order[first:last]
+        targets = self.targets if self.targets.ndim == 1 else self.targets[first:last]
         if self.kernels is not None:
-            return self.kernels.gather(store.inputs, store.targets, order, self.cursor, permutations, batch_size)
+            return self.kernels.gather(pixels, targets, order, self.cursor, permutations, batch_size)
         chosen = order.index_select(1, self.cursor + torch.arange(batch_size, device=self.device))  # (T, B)
-        return read_many(store.inputs, chosen, permutations, self.batches.dtype), store.targets[chosen]
+        read = read_many(pixels, chosen, permutations, self.batches.dtype)
+        return read, targets[chosen] if targets.ndim == 1 else targets.gather(1, chosen)
 
     def _side_by_side(self, number: int) -> Iterator[None]:
         """Sections do not wait for each other: each but the first has its own stream of the GPU."""
@@ -245,22 +248,30 @@ class Mapped:
     def _accuracies(self, n: int, learned: int) -> Tensor:
         tasks = self.batches.tasks(n)
         among = candidates(self.batches.streams[0], n, learned)
+        together = all(task.test.is_same(tasks[0].test) for task in tasks)
+        spans = [(0, len(tasks))] if together else [(place, place + 1) for place in range(len(tasks))]
+        number = len(self.learners) // len(spans)
+        found = [
+            self.evaluated.fitting(partial(self._fractions, self._parts(*span), tasks[slice(*span)], among), number)
+            for span in spans
+        ]
+        return torch.stack(found).sum(dim=0)
+
+    def _fractions(
+        self, parts: Sequence[Part], tasks: Sequence[Task], among: Sequence[int], samples_at_once: int
+    ) -> Tensor:
+        """The accuracies of the models of these parts, whose tasks share their test samples; 0 for all others."""
         store = tasks[0].test
         permutations = None if tasks[0].permutation is None else torch.stack([t.permutation for t in tasks])  # type: ignore[misc]
-
-        def count(samples_at_once: int) -> Tensor:
-            correct = torch.zeros(len(self.learners), dtype=torch.int64, device=self.device)
-            for start in range(0, len(store), samples_at_once):
-                chosen = torch.arange(start, min(start + samples_at_once, len(store)), device=self.device)
-                chosen = chosen if store.rows is None else store.rows[chosen]
-                targets = store.targets[chosen]
-                for part in self._parts(0, len(tasks)):
-                    inputs = self._seen_by(part, store.inputs, chosen, permutations)
-                    logits = part.section.logits(inputs, shared=permutations is None)
-                    correct[part.places] += (mask_logits(logits, among).argmax(dim=2) == targets).sum(dim=1)
-            return correct
-
-        correct = self.evaluated.fitting(count, len(self.learners))
+        correct = torch.zeros(len(self.learners), dtype=torch.int64, device=self.device)
+        for start in range(0, len(store), samples_at_once):
+            chosen = torch.arange(start, min(start + samples_at_once, len(store)), device=self.device)
+            chosen = chosen if store.rows is None else store.rows[chosen]
+            targets = store.targets[chosen]
+            for part in parts:
+                inputs = self._seen_by(part, store.inputs, chosen, permutations)
+                logits = part.section.logits(inputs, permutations is None, part.rows)
+                correct[part.places] += (mask_logits(logits, among).argmax(dim=2) == targets).sum(dim=1)
         return correct.double() / len(store)
 
     def _seen_by(self, part: Part, inputs: Tensor, chosen: Tensor, permutations: Tensor | None) -> Tensor:

@@ -141,10 +141,10 @@ class Section:
         return vmap(fast_part)({f"model.{n}": tensor for n, tensor in own.items()})
 
     @torch.no_grad()
-    def logits(self, inputs: Tensor, shared: bool) -> Tensor:
+    def logits(self, inputs: Tensor, shared: bool, rows: slice | None = None) -> Tensor:
         """(N, B, C) of inputs (N, B, ...), or of (B, ...) that all share; traces and statistics are only read."""
         call = Called(self.still, lambda model, x: model(x))
-        return self.mapped(call, (inputs,), in_dims=(None if shared else 0,))
+        return self.mapped(call, (inputs,), in_dims=(None if shared else 0,), rows=rows)
 
     @torch.no_grad()
     def dynamics(self) -> Tensor:
@@ -159,7 +159,7 @@ class Section:
         call: Called,
         arguments: tuple[Any, ...] = (),
         in_dims: tuple[int | None, ...] = (),
-        rows: Tensor | None = None,
+        rows: Tensor | slice | None = None,
         randomness: str = "different",
     ) -> Any:
         """`call` for every model of the section, or for some `rows`, as one."""

@@ -18,7 +18,7 @@ __all__ = ["activate", "cross_entropy", "gather", "pass_back", "read_back", "tak
 
 @triton.jit
 def _gather(
-    store, labels, order, cursor, permutation, inputs, targets, PIXELS, BATCH, LONGEST,
+    store, labels, order, cursor, permutation, inputs, targets, PIXELS, BATCH, LONGEST, LABELS,
     PERMUTED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample, trial = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -30,13 +30,16 @@ def _gather(
     if SCALED:
         value = tl.div_rn(value, 255.0)
     tl.store(inputs + (trial * BATCH + sample) * PIXELS + pixel, value, mask=inside)
-    tl.store(targets + trial * BATCH + sample, tl.load(labels + row), mask=tl.program_id(0) == 0)
+    tl.store(targets + trial * BATCH + sample, tl.load(labels + trial * LABELS + row), mask=tl.program_id(0) == 0)
 
 
 def gather(
     store: Tensor, labels: Tensor, order: Tensor, cursor: Tensor, permutations: Tensor | None, batch_size: int
 ) -> tuple[Tensor, Tensor]:
-    """The next batch of every trial: rows order[:, cursor : cursor + B] of a store of samples that all share."""
+    """The next batch of every trial: rows order[:, cursor : cursor + B] of a store of samples that all share.
+
+    `labels` are those of all trials (N,), or a row for each (T, N).
+    """
     num_trials, longest = order.shape
     pixels = store[0].numel()
     inputs = torch.empty(num_trials, batch_size, *store.shape[1:], dtype=torch.float32, device=store.device)
@@ -44,7 +47,8 @@ def gather(
     block = min(1024, triton.next_power_of_2(pixels))
     _gather[(triton.cdiv(pixels, block), batch_size, num_trials)](
         store, labels, order, cursor, order if permutations is None else permutations, inputs, targets, pixels,
-        batch_size, longest, PERMUTED=permutations is not None, SCALED=store.dtype == torch.uint8, BLOCK=block,
+        batch_size, longest, 0 if labels.ndim == 1 else labels.stride(0),
+        PERMUTED=permutations is not None, SCALED=store.dtype == torch.uint8, BLOCK=block,
     )  # fmt: skip
     return inputs, targets
 
