@@ -45,7 +45,14 @@ ROWS: dict[str, dict[str, Any]] = {
     "MAS": {"method": "linear+mas", "strength": 100.0},
     "replay of 200 samples": {"method": "linear+replay", "memory_size": 200},
 }
-COMMON: dict[str, Any] = {"network": "none", "random_features": 0, "epochs": 1, "batch_size": 64, "scenario": "class"}
+COMMON: dict[str, Any] = {
+    "network": "none",
+    "random_features": 0,
+    "random_window": 0,
+    "epochs": 1,
+    "batch_size": 64,
+    "scenario": "class",
+}
 
 
 def backbone() -> nn.Module:

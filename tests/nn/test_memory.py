@@ -7,6 +7,7 @@ import torch
 
 from engram.common.errors import InputError
 from engram.nn import memory
+from engram.nn.psi import Psi, draw_projection, random_relu
 
 
 def samples(num_samples: int = 60, num_features: int = 5, num_classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +35,18 @@ def test_random_features_are_never_negative() -> None:
     hidden, _ = samples()
     projection = torch.randn(5, 8, dtype=torch.float64)
     expected = [[max(0.0, float(h @ r)) for r in projection.T] for h in hidden]
-    assert torch.allclose(memory.random_relu(hidden, projection), torch.tensor(expected, dtype=torch.float64))
+    assert torch.allclose(random_relu(hidden, projection), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_random_feature_sees_a_window_of_neighbouring_inputs() -> None:
+    torch.manual_seed(0)  # one of a few million draws is exactly 0
+    projection = draw_projection(784, 2000, window=200)
+    seen = projection != 0
+    assert torch.equal(seen.sum(dim=0), torch.full((2000,), 200))
+    assert torch.equal((seen[1:] != seen[:-1]).sum(dim=0) + seen[0].int() + seen[-1].int(), torch.full((2000,), 2))
+    assert seen.any(dim=1).all(), "each input is seen"
+    assert abs(float(projection.square().sum(dim=0).mean()) - 1) < 0.01
+    assert Psi(5, random_features=3, random_window=9).projection.ne(0).all(), "a window is no wider than the inputs"
 
 
 def test_sums_are_those_of_each_class() -> None:

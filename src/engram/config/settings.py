@@ -109,6 +109,7 @@ class Config:
     # slow weights too, which train the features.
     normalised: bool = setting(default=False, stage="head", agree="section")
     random_features: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
+    random_window: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
     top_k: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
     shrinkage: float | None = setting(FRACTION, default=None, stage="head")  # None: 0.15 features / samples
     learn_features: bool = setting(default=False, stage="head", agree="section")

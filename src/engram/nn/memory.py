@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engram.common.errors import InputError
@@ -54,20 +53,6 @@ def top_k(hidden: Tensor, k: int) -> Tensor:
     """
     kept = hidden.topk(k, dim=-1)
     return torch.zeros_like(hidden).scatter(-1, kept.indices, kept.values)
-
-
-def random_relu(hidden: Tensor, projection: Tensor) -> Tensor:
-    """ψ(h) = max(h R, 0), with a random R that never changes.
-
-    Args:
-        hidden: h (..., m).
-        projection: R (m, k).
-
-    Example:
-        >>> random_relu(torch.tensor([1.0, -1.0]), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-        tensor([1., 0.])
-    """
-    return F.relu(hidden @ projection)
 
 
 # --- M: what is remembered

@@ -59,9 +59,7 @@ class MemoryHead(Head):
         read: str,
         shrinkage: float | None = None,
         learn_features: bool = False,
-        normalised: bool = False,
-        random_features: int = 0,
-        top_k: int = 0,
+        **psi: Any,
     ):
         super().__init__(in_features, out_features)
         check_choice("read", read, READINGS)
@@ -69,11 +67,11 @@ class MemoryHead(Head):
             raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
         self.kind = read
         self.shrinkage = shrinkage
-        num_features = random_features or in_features
+        self.psi = Psi(in_features, **psi)
+        num_features = self.psi.out_features
         has_moment = read != "nearest-mean"
         if has_moment:
             memory.check_moment_fits(num_features)
-        self.psi = Psi(in_features, normalised=normalised, random_features=random_features, top_k=top_k)
         shape = (out_features, num_features)
         self.register_parameter("weight", nn.Parameter(torch.empty(shape)) if learn_features else None)
         self.register_buffer("count", torch.empty(out_features, dtype=torch.float64))
@@ -225,6 +223,7 @@ READINGS = ("nearest-mean", "lda", "ridge")
         "learn_features": "learn_features",
         "normalised": "normalised",
         "random_features": "random_features",
+        "random_window": "random_window",
         "top_k": "top_k",
     },
 )
@@ -250,6 +249,7 @@ def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
         "learn_features": "learn_features",
         "normalised": "normalised",
         "random_features": "random_features",
+        "random_window": "random_window",
         "top_k": "top_k",
         "shrinkage": "shrinkage",
     },
@@ -278,6 +278,7 @@ def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
         "learn_features": "learn_features",
         "normalised": "normalised",
         "random_features": "random_features",
+        "random_window": "random_window",
         "top_k": "top_k",
         "shrinkage": "shrinkage",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
@@ -18,6 +19,8 @@ class Psi(nn.Module):
         in_features: m.
         normalised: divide each sample's features by their norm.
         random_features: the number k of random ReLU features, ψ(h) = max(h R, 0) with R from N(0, 1/m); 0 for none.
+        random_window: how many neighbouring features of h each random feature sees, which is better where neighbours
+            belong together, as in images; 0 for all m. The windows are spread evenly over h.
         top_k: keep this many of the largest features of each sample; 0 for all.
 
     Example:
@@ -27,9 +30,18 @@ class Psi(nn.Module):
 
     projection: Tensor | None
 
-    def __init__(self, in_features: int, *, normalised: bool = False, random_features: int = 0, top_k: int = 0):
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        normalised: bool = False,
+        random_features: int = 0,
+        random_window: int = 0,
+        top_k: int = 0,
+    ):
         super().__init__()
-        for name, count in (("random_features", random_features), ("top_k", top_k)):
+        counts = {"random_features": random_features, "random_window": random_window, "top_k": top_k}
+        for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
                 raise InputError(f"{name} must be a whole number of at least 0, not {count!r}")
         memory.check_fits(4 * in_features * random_features, f"a projection to {random_features} random features")
@@ -38,7 +50,8 @@ class Psi(nn.Module):
             raise InputError(f"top_k cannot be {top_k}: there are {self.out_features} features")
         self.normalised = normalised
         self.top_k = top_k
-        drawn = torch.randn(in_features, random_features) / in_features**0.5 if random_features else None
+        window = min(random_window or in_features, in_features)
+        drawn = draw_projection(in_features, random_features, window) if random_features else None
         self.register_buffer("projection", drawn)
 
     @property
@@ -47,8 +60,45 @@ class Psi(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = memory.normalise(hidden) if self.normalised else hidden
-        hidden = hidden if self.projection is None else memory.random_relu(hidden, self.projection)
+        hidden = hidden if self.projection is None else random_relu(hidden, self.projection)
         return memory.top_k(hidden, self.top_k) if self.top_k else hidden
+
+
+def random_relu(hidden: Tensor, projection: Tensor) -> Tensor:
+    """ψ(h) = max(h R, 0), with a random R that never changes.
+
+    Args:
+        hidden: h (..., m).
+        projection: R (m, k).
+
+    Example:
+        >>> random_relu(torch.tensor([1.0, -1.0]), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+        tensor([1., 0.])
+    """
+    return F.relu(hidden @ projection)
+
+
+def draw_projection(num_inputs: int, num_features: int, window: int) -> Tensor:
+    """R (m, k) from N(0, 1/w) where a random feature sees an input, and 0 elsewhere: each sees w neighbouring inputs.
+
+    Args:
+        num_inputs: m.
+        num_features: k.
+        window: w, from 1 to m.
+
+    Example:
+        >>> (draw_projection(4, 3, window=2) != 0).int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [0, 1, 1],
+                [0, 0, 1]], dtype=torch.int32)
+    """
+    drawn = torch.randn(num_inputs, num_features) / window**0.5
+    if window == num_inputs:
+        return drawn
+    first = torch.linspace(0, num_inputs - window, num_features).round()
+    place = torch.arange(num_inputs).unsqueeze(-1) - first  # of each input in each window
+    return drawn * ((place >= 0) & (place < window))
 
 
 class Readout(nn.Module):
