@@ -81,7 +81,8 @@ def relatives(options: argparse.Namespace) -> Rows:
     for benchmark in options.only.split(",") if options.only else BENCHMARKS:
         small = {} if options.dataset == "mnist" or benchmark == "vision-mixture" else {"dataset": options.dataset}
         methods = [method for head in RELATIVES for method in (head + partner for partner in partners)]
-        configs = [engram.preset(benchmark, method, trials=options.trials, **small) for method in methods]
+        fewer = {} if options.epochs is None else {"epochs": options.epochs}
+        configs = [engram.preset(benchmark, method, trials=options.trials, **small, **fewer) for method in methods]
         for method, accuracies in zip(methods, accuracy(configs, benchmark, options), strict=True):
             rows.setdefault(method, {})[title_of(benchmark)] = accuracies
     return rows
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--dataset", default="mnist", choices=DATASETS, help="of learned and relatives")
     parser.add_argument("--only", help="of relatives: benchmarks, separated by commas")
     parser.add_argument("--alone", action="store_true", help="of relatives: not with Online EWC too")
+    parser.add_argument("--epochs", type=int, help="of relatives: in place of the paper's")
     parser.add_argument("--models", type=int, default=80, help="of cost: in the stack")
     parser.add_argument("--seconds", type=float, default=2.0, help="of cost: for each head")
     parser.add_argument("--data", help="the folder with the datasets")

@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engram.engine.gpu.convolutions import fuse_convolutions, once, pass_on
 from engram.engine.inspection import Link, chain_of
 from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
+from engram.nn.memory_heads import MemoryHead
 from engram.nn.modules import mapped
 
 LARGEST_HEAD = 128  # classes that the kernels of the plastic head can hold
@@ -39,12 +41,29 @@ def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | 
         return
     chain = chain_of(model)
     _fuse_linear_layers(chain, kernels)
-    _fuse_convolutions(chain, patches)
+    fuse_convolutions(chain, patches)
     for module in model.modules():
         if type(module).forward is DHPSoftmax.forward:
             assert isinstance(module, DHPSoftmax)
             if module.literal and module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
                 module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
+        if writes_half(module):
+            module._write = _sums_of(module, kernels)  # type: ignore[arg-type, assignment]
+
+
+def writes_half(module: nn.Module) -> bool:
+    """Whether a stack adds to the sums of this head by its kernel, which keeps the lower half of a second moment.
+
+    A memory alone is not among them: its sums are exact, since nothing else is learned.
+
+    Args:
+        module: a layer.
+
+    Example:
+        >>> writes_half(nn.Linear(2, 2))
+        False
+    """
+    return type(module) is MemoryHead and module.weight is not None and module.out_features <= LARGEST_HEAD
 
 
 def _fuse_linear_layers(chain: Sequence[Link], kernels: ModuleType) -> None:
@@ -55,23 +74,7 @@ def _fuse_linear_layers(chain: Sequence[Link], kernels: ModuleType) -> None:
             continue
         if type(linear) is nn.Linear and linear.bias is not None and type(activation) is nn.LeakyReLU:
             linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign, assignment]
-            activation.forward = _pass_on  # type: ignore[method-assign, assignment]
-
-
-def _fuse_convolutions(chain: Sequence[Link], patches: ModuleType) -> None:
-    """A convolution, its LeakyReLU and 2×2 max-pooling become one."""
-    for links in zip(chain, chain[1:], chain[2:], strict=False):
-        convolution, activation, pooling = (link.layer for link in links)
-        if not all(link.sole for link in links):
-            continue
-        if _is_plain(convolution) and type(activation) is nn.LeakyReLU and _halves(pooling):
-            assert isinstance(convolution, nn.Conv2d)
-            convolution.forward = _block_of(convolution, activation.negative_slope, patches)  # type: ignore[method-assign, assignment]
-            activation.forward = pooling.forward = _pass_on  # type: ignore[method-assign, assignment]
-
-
-def _pass_on(entered: Tensor) -> Tensor:
-    return entered
+            activation.forward = pass_on  # type: ignore[method-assign, assignment]
 
 
 def _linear_of(layer: nn.Linear, slope: float, kernels: ModuleType) -> Callable[[Tensor], Tensor]:
@@ -83,10 +86,6 @@ def _linear_of(layer: nn.Linear, slope: float, kernels: ModuleType) -> Callable[
     return forward
 
 
-def _block_of(layer: nn.Conv2d, slope: float, patches: ModuleType) -> Callable[[Tensor], Tensor]:
-    return lambda entered: mapped(StackedBlock, entered, layer.weight, layer.bias, slope, patches)
-
-
 def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
     def forward(hidden: Tensor, target: Tensor | None = None) -> Tensor:
         bounded = head.eta_range == "unit"
@@ -95,27 +94,13 @@ def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
     return forward
 
 
-def _is_plain(layer: nn.Module) -> bool:
-    return (
-        type(layer) is nn.Conv2d
-        and layer.padding in ((0, 0), 0)
-        and layer.groups == 1
-        and set(layer.stride) == set(layer.dilation) == {1}
-        and layer.bias is not None
-    )
+def _sums_of(head: MemoryHead, kernels: ModuleType) -> Callable[..., None]:
+    @torch.no_grad()
+    def write(psi: Tensor, target: Tensor | None) -> None:
+        rows, targets = head._checked_rows(psi.detach(), target)
+        mapped(StackedSums, rows, targets, head.count, head.total, head.moment, head.unread, kernels)
 
-
-def _halves(layer: nn.Module) -> bool:
-    two = (2, (2, 2))
-    return (
-        type(layer) is nn.MaxPool2d
-        and layer.kernel_size in two
-        and layer.stride in two
-        and layer.padding in (0, (0, 0))
-        and layer.dilation in (1, (1, 1))
-        and not layer.ceil_mode
-        and not layer.return_indices
-    )
+    return write
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kernels: ModuleType | None) -> Tensor:
@@ -146,7 +131,7 @@ class StackedLinear(torch.autograd.Function):
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
         trials, models, outputs, inputs = weight.shape
         # (T, in, B) where all models of a trial get the same input, else (N, in, B)
-        turned = _once(entered).mT
+        turned = once(entered).mT
         out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
         kernels.activate(out, bias, slope)
         ctx.save_for_backward(turned, weight, out)
@@ -181,7 +166,7 @@ class StackedPlastic(torch.autograd.Function):
         kernels: ModuleType,
     ) -> Tensor:
         axes = weight.shape[:2]
-        hidden, targets = hidden.flatten(0, 1), _once(target)
+        hidden, targets = hidden.flatten(0, 1), once(target)
         weight, alpha, eta, hebb = (tensor.flatten(0, 1) for tensor in (weight, alpha, eta, hebb))
         in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, eta, hebb, bounded)
         ctx.save_for_backward(hidden, targets, alpha, eta, hebb, in_force, surprise)
@@ -198,44 +183,23 @@ class StackedPlastic(torch.autograd.Function):
         return by_hidden, None, by_weight, by_alpha, by_eta, None, None, None
 
 
-class StackedBlock(torch.autograd.Function):
-    """A convolution, LeakyReLU and 2×2 max-pooling for every model of a stack: (T, M, B, in, H, W) and its weights.
-
-    A convolution is a product of its weights with the patches of its inputs, to which a one is added for the bias.
-    """
+class StackedSums(torch.autograd.Function):
+    """`MemoryHead._write` for every model of a stack: the sums change in place."""
 
     @staticmethod
-    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, patches: ModuleType) -> Tensor:
-        trials, models, channels = weight.shape[:3]
-        kernel = (weight.shape[-2], weight.shape[-1])
-        images = _once(entered).contiguous()  # T batches of images, or N
-        columns = patches.unfold(images, kernel)
-        room = columns.shape[1] - weight[0, 0, 0].numel() - 1
-        theta = torch.cat([weight.flatten(3), bias[..., None], bias.new_zeros(*bias.shape, room)], dim=-1)
-        theta = theta.flatten(0, 1)  # (N, out, rows)
-        size = [side - length + 1 for side, length in zip(images.shape[-2:], kernel, strict=True)]
-        maps = torch.bmm(theta.reshape(len(images), -1, theta.shape[-1]), columns)
-        shape = (trials * models, channels, images.shape[1], *size)
-        pooled, winners = patches.pool(maps.view(shape), slope)
-        ctx.save_for_backward(columns, theta, pooled, winners)
-        ctx.shape, ctx.kernel, ctx.slope, ctx.patches = shape, kernel, slope, patches
-        ctx.entered, ctx.weight = entered.shape, weight.shape
-        return pooled.unflatten(0, (trials, models))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        columns, theta, pooled, winners = ctx.saved_tensors
-        delta = ctx.patches.unpool(gradients[0].flatten(0, 1), pooled, winners, ctx.shape, ctx.slope)
-        delta = delta.view(*ctx.shape[:2], -1)  # (N, out, B · H′ · W′)
-        slopes = torch.bmm(delta.view(len(columns), -1, delta.shape[-1]), columns.mT)
-        slopes = slopes.view(*ctx.weight[:3], -1)
-        rows = ctx.weight[3] * ctx.kernel[0] * ctx.kernel[1]
-        by_entered = None
-        if ctx.needs_input_grad[0]:
-            by_columns = torch.bmm(theta.mT, delta)
-            shape = torch.Size((len(theta), *ctx.entered[2:]))
-            by_entered = ctx.patches.fold(by_columns, shape, ctx.kernel).view(ctx.entered)
-        return by_entered, slopes[..., :rows].reshape(ctx.weight), slopes[..., rows], None, None
+    def forward(
+        ctx: Any,
+        psi: Tensor,
+        target: Tensor,
+        count: Tensor,
+        total: Tensor,
+        moment: Tensor | None,
+        unread: Tensor,
+        kernels: ModuleType,
+    ) -> Tensor:
+        sums = (tensor if tensor is None else tensor.flatten(0, 1) for tensor in (count, total, moment, unread))
+        kernels.write_sums(psi.flatten(0, 1), once(target), *sums)
+        return unread.clone()  # a function returns something
 
 
 class StackedCrossEntropy(torch.autograd.Function):
@@ -244,7 +208,7 @@ class StackedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, others: Tensor, kernels: ModuleType) -> Tensor:
         flat = logits.flatten(0, 1).contiguous()
-        losses, slopes = kernels.cross_entropy(flat, _once(targets), others[0, 0])
+        losses, slopes = kernels.cross_entropy(flat, once(targets), others[0, 0])
         ctx.save_for_backward(slopes.view(logits.shape))
         return losses.view(logits.shape[:2])
 
@@ -252,8 +216,3 @@ class StackedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
         return slopes * gradients[0][..., None, None], None, None, None
-
-
-def _once(tensor: Tensor) -> Tensor:
-    """A tensor (T, M, ...) as (T, ...) if it is the same for all M, else as (N, ...)."""
-    return tensor[:, 0] if tensor.stride(1) == 0 else tensor.flatten(0, 1)

@@ -127,6 +127,8 @@ class Mapped:
                 self.graphs[graph].replay()
             else:
                 self._step(*key)
+        for section in self.sections:
+            section.end_piece()
         if len(trials) == len(self.batches.trials):
             return self.losses[:, : piece.num_steps].clone()
         parts = self._parts(trials.start, trials.stop)
@@ -235,12 +237,8 @@ class Mapped:
         tasks = dict(zip(self.batches.trials, self.batches.tasks(n), strict=True)) if seen is None else seen
         for rehearsing in self.rehearsing:  # which never consolidate within a task
             rehearsing.end_task()
-        return torch.cat(
-            [
-                consolidate_section(section, tasks, self.batches.dtype, self.weighed, self.notes)
-                for section in self.sections
-            ]
-        )
+        how = (self.batches.dtype, self.weighed, self.notes)
+        return torch.cat([consolidate_section(section, tasks, *how) for section in self.sections])
 
     def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
         return torch.stack([self._accuracies(n, learned) for n in tasks], dim=1).cpu()

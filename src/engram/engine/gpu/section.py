@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.engine.gpu.layers import cross_entropy, prepare
+from engram.engine.gpu.layers import cross_entropy, prepare, writes_half
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.nn.dhp import DHPSoftmax
@@ -47,6 +47,8 @@ class Section:
         self.take_step = take_step if kernels is None else kernels.take_step
         self.steps: dict[str, Step] = {}
         self.ones: dict[torch.Size, Tensor] = {}
+        halved = {f"{name}.moment" for name, module in one.named_modules() if writes_half(module)}
+        self.halves = [t for name, t in self.rows.buffers.items() if name in halved and patched and kernels]
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -113,6 +115,12 @@ class Section:
             for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
                 if (self.steps[name].moving is not None) == moving:
                     self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
+
+    def end_piece(self) -> None:
+        """Complete what steps leave in half."""
+        for moment in self.halves:
+            assert self.kernels is not None
+            self.kernels.mirror(moment)
 
     def _tick(self, rows: slice) -> None:
         """Count the step, for the kernel of Adam."""

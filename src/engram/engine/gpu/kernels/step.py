@@ -8,9 +8,20 @@ import triton.language as tl
 from torch import Tensor
 
 from engram.engine.gpu.kernels.head import read_back, write_trace
+from engram.engine.gpu.kernels.sums import mirror, write_sums
 from engram.engine.gpu.rows import Step
 
-__all__ = ["activate", "cross_entropy", "gather", "pass_back", "read_back", "take_step", "write_trace"]
+__all__ = [
+    "activate",
+    "cross_entropy",
+    "gather",
+    "mirror",
+    "pass_back",
+    "read_back",
+    "take_step",
+    "write_sums",
+    "write_trace",
+]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

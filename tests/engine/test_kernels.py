@@ -1,7 +1,8 @@
-"""The Triton kernel of the optimizers: on a GPU, or in Triton's interpreter where there is none."""
+"""The Triton kernels of optimizers and memories: on a GPU, or in Triton's interpreter where there is none."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
+from engram.nn.memory import class_sums, second_moment
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,10 +43,10 @@ def exact() -> Iterator[None]:
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def kernels() -> ModuleType:
     pytest.importorskip("triton")
-    if DEVICE.type == "cpu":  # read when the kernels are first imported
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a GPU, or TRITON_INTERPRET=1 from the start")
     from engram.engine.gpu.kernels import step
 
     return step
@@ -120,3 +122,33 @@ def test_a_stack_with_kernels_is_each_model_alone(kernels: ModuleType, name: str
             torch.testing.assert_close(
                 found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
             )
+
+
+@pytest.mark.parametrize("has_moment", [True, False])
+@pytest.mark.parametrize(("batch", "features", "classes"), [(10, 37, 2), (64, 130, 10), (200, 64, 20)])
+def test_the_kernel_adds_a_batch_to_the_sums(
+    kernels: ModuleType, batch: int, features: int, classes: int, has_moment: bool
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    num_models, sharing = 4, 2
+    targets = torch.randint(classes, (num_models // sharing, batch), generator=random).to(DEVICE)
+    count, total = torch.ones(num_models, classes).double(), torch.ones(num_models, classes, features).double()
+    start = torch.randn(num_models, features, features, generator=random).double()
+    moment = (start + start.mT).to(DEVICE) if has_moment else None
+    before = None if moment is None else moment.clone()
+    count, total, unread = count.to(DEVICE), total.to(DEVICE), torch.zeros(num_models, dtype=torch.bool, device=DEVICE)
+    psi = torch.randn(num_models, features, batch, generator=random).to(DEVICE).mT  # as a layer of a stack leaves it
+    kernels.write_sums(psi, targets, count, total, moment, unread)
+    for model in range(num_models):
+        own = targets[model // sharing]
+        number, sums = class_sums(psi[model], own, classes)
+        assert torch.equal(count[model], 1 + number)
+        torch.testing.assert_close(total[model], 1 + sums, rtol=1e-5, atol=1e-5)
+        if moment is not None and before is not None:
+            expected = before[model] + second_moment(psi[model])
+            torch.testing.assert_close(moment[model].tril(), expected.tril(), rtol=1e-5, atol=1e-5)
+            assert torch.equal(moment[model].triu(1), before[model].triu(1)), "the upper half waits for `mirror`"
+    assert unread.all()
+    if moment is not None:
+        kernels.mirror(moment)
+        assert torch.equal(moment, moment.mT)
