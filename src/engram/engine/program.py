@@ -122,9 +122,9 @@ class Batches:
 
     @property
     def share_inputs(self) -> bool:
-        """Whether the tasks of all trials have their inputs in the same tensors; their rows and targets may differ."""
+        """Whether all trials learn from the same tensors of inputs; their rows and targets may differ."""
         return all(
-            task.train.inputs is first.train.inputs and task.test.inputs is first.test.inputs
+            task.train.inputs is first.train.inputs
             for stream in self.streams
             for task, first in zip(stream, self.streams[0], strict=True)
         )

@@ -63,8 +63,8 @@ def _write_sums(
         inside = (i < FEATURES)[:, None] & (c < CLASSES)[None, :]
         tl.store(where, tl.load(where, mask=inside) + sums.to(tl.float64), mask=inside)
         if row == 0:
-            where = count + model * CLASSES + c
-            tl.store(where, tl.load(where, mask=c < CLASSES) + number.to(tl.float64), mask=c < CLASSES)
+            own = count + model * CLASSES + c
+            tl.store(own, tl.load(own, mask=c < CLASSES) + number.to(tl.float64), mask=c < CLASSES)
             tl.store(unread + model, 1)
 
 
