@@ -106,12 +106,37 @@ def test_the_kernel_takes_the_steps_of_plain_pytorch(kernels: ModuleType, settin
                 torch.testing.assert_close(there[key], tensor, rtol=5e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
 
 
-@pytest.mark.parametrize("name", ["momentum and decay", "adam and decay", "adamw"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared input", "own inputs"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_step_along_a_product_is_that_along_its_gradient(
+    kernels: ModuleType, settings: dict[str, Any], shared: bool
+) -> None:
+    """With δ and x in place of g = δ xᵀ, for weights whose sizes are no multiples of a tile's."""
+    configs, random = configs_of(settings), torch.Generator().manual_seed(0)
+    (expected, steps), (found, by_kernel) = steps_for(configs), steps_for(configs)
+    (name,) = [n for n, theta in expected.parameters.items() if n.startswith("features") and theta.ndim == 3]
+    _, outputs, inputs = expected.parameters[name].shape
+    for number in range(4):
+        rows = slice(0, 8) if number % 2 == 0 else slice(4, 8)
+        size, batch = rows.stop - rows.start, 7 + 70 * number
+        first = by_kernel[name].slots
+        if first is not None and first.clock is not None:
+            first.clock.tick(rows)
+        delta = torch.randn(size, outputs, batch, generator=random).to(DEVICE)
+        entered = torch.randn(size // 4 if shared else size, inputs, batch, generator=random).to(DEVICE)
+        each = entered.repeat_interleave(4, dim=0) if shared else entered
+        take_step(expected.parameters[name][rows], delta @ each.mT, steps[name][rows])
+        kernels.take_product_step(found.parameters[name][rows], delta, entered, by_kernel[name][rows])
+        there = tensors_of(found.parameters[name], by_kernel[name])
+        for key, tensor in tensors_of(expected.parameters[name], steps[name]).items():
+            torch.testing.assert_close(there[key], tensor, rtol=2e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("name", ["plain", "momentum and decay", "adam and decay", "adamw"])
 def test_a_stack_with_kernels_is_each_model_alone(kernels: ModuleType, name: str) -> None:
     configs = configs_of({**SETTINGS[name], "learning_rate": 1e-3, "reset_optimizer": False})
     together, batches = build(configs)
-    program = Mapped([together], batches, kernels if DEVICE.type == "cuda" else None)
-    program.sections[0].take_step = kernels.take_step  # the other kernels are of no concern here
+    program = Mapped([together], batches, kernels)
     run_stream(program, batches, configs[0])
     alone, _ = build(configs)
     run_stream(OneByOne(alone, batches), batches, configs[0])

@@ -7,7 +7,7 @@ product serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -26,13 +26,55 @@ from engram.nn.modules import mapped
 LARGEST_HEAD = 128  # classes that the kernels of the plastic head can hold
 
 
-def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None) -> None:
+class Products:
+    """Gradients of linear layers' weights as the factors of their products, g = δ xᵀ, by the names of the weights.
+
+    A backward pass leaves them here instead of the gradients, which are then computed while the steps are taken and
+    never written to memory.
+
+    Example:
+        >>> products = Products()
+        >>> products.add("features.1.weight", delta, entered)
+    """
+
+    def __init__(self) -> None:
+        self.factors: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(self, name: str, delta: Tensor, entered: Tensor) -> None:
+        """Of one call of the layer: δ (N, out, B), and x (N, in, B), or (T, in, B) where models share it."""
+        self.factors.setdefault(name, []).append((delta, entered))
+
+    def take(self, name: str) -> list[tuple[Tensor, Tensor]]:
+        """The factors of this weight, which are then forgotten; none if it has a gradient of its own, or no use."""
+        return self.factors.pop(name, [])
+
+
+def gradient_of(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The gradient (N, out, in) as a tensor.
+
+    Args:
+        factors: δ and x of each call of the layer.
+
+    Example:
+        >>> gradient = gradient_of(products.take(name))
+    """
+    found = [
+        torch.bmm(delta.reshape(len(entered), -1, delta.shape[-1]), entered.mT).view(len(delta), -1, entered.shape[1])
+        for delta, entered in factors
+    ]
+    return found[0] if len(found) == 1 else torch.stack(found).sum(dim=0)
+
+
+def prepare(
+    model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None, products: Products | None = None
+) -> None:
     """Replace the forward passes of a model's layers by those of a stack. The model is then only for vmap.
 
     Args:
         model: the skeleton of a section.
         kernels: the Triton kernels, if there are any.
         patches: those of convolutions.
+        products: where backward passes leave the gradients of linear layers' weights; None to return them.
 
     Example:
         >>> prepare(copy.deepcopy(model), kernels, patches)
@@ -40,7 +82,8 @@ def prepare(model: nn.Module, kernels: ModuleType | None, patches: ModuleType | 
     if kernels is None or patches is None:
         return
     chain = chain_of(model)
-    _fuse_linear_layers(chain, kernels)
+    names = {id(module): name for name, module in model.named_modules()}
+    _fuse_linear_layers(chain, kernels, products, names)
     fuse_convolutions(chain, patches)
     for module in model.modules():
         if type(module).forward is DHPSoftmax.forward:
@@ -66,22 +109,27 @@ def writes_half(module: nn.Module) -> bool:
     return type(module) is MemoryHead and module.weight is not None and module.out_features <= LARGEST_HEAD
 
 
-def _fuse_linear_layers(chain: Sequence[Link], kernels: ModuleType) -> None:
+def _fuse_linear_layers(
+    chain: Sequence[Link], kernels: ModuleType, products: Products | None, names: Mapping[int, str]
+) -> None:
     """A linear layer and its LeakyReLU become one layer: the first computes both, the second returns its input."""
     for first, second in pairwise(chain):
         linear, activation = first.layer, second.layer
         if not (first.sole and second.sole):
             continue
         if type(linear) is nn.Linear and linear.bias is not None and type(activation) is nn.LeakyReLU:
-            linear.forward = _linear_of(linear, activation.negative_slope, kernels)  # type: ignore[method-assign, assignment]
+            how = (activation.negative_slope, kernels, products, f"{names[id(linear)]}.weight")
+            linear.forward = _linear_of(linear, *how)  # type: ignore[method-assign, assignment]
             activation.forward = pass_on  # type: ignore[method-assign, assignment]
 
 
-def _linear_of(layer: nn.Linear, slope: float, kernels: ModuleType) -> Callable[[Tensor], Tensor]:
+def _linear_of(
+    layer: nn.Linear, slope: float, kernels: ModuleType, products: Products | None, name: str
+) -> Callable[[Tensor], Tensor]:
     def forward(entered: Tensor) -> Tensor:
         if entered.ndim != 2:
             return F.leaky_relu(F.linear(entered, layer.weight, layer.bias), slope)
-        return mapped(StackedLinear, entered, layer.weight, layer.bias, slope, kernels)
+        return mapped(StackedLinear, entered, layer.weight, layer.bias, slope, kernels, products, name)
 
     return forward
 
@@ -128,14 +176,23 @@ class StackedLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
+    def forward(
+        ctx: Any,
+        entered: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        slope: float,
+        kernels: ModuleType,
+        products: Products | None,
+        name: str,
+    ) -> Tensor:
         trials, models, outputs, inputs = weight.shape
         # (T, in, B) where all models of a trial get the same input, else (N, in, B)
         turned = once(entered).mT
         out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
         kernels.activate(out, bias, slope)
         ctx.save_for_backward(turned, weight, out)
-        ctx.slope, ctx.kernels = slope, kernels
+        ctx.slope, ctx.kernels, ctx.products, ctx.name = slope, kernels, products, name
         return out.unflatten(0, (trials, models)).mT
 
     @staticmethod
@@ -146,8 +203,12 @@ class StackedLinear(torch.autograd.Function):
         by_entered = None
         if ctx.needs_input_grad[0]:
             by_entered = torch.bmm(weight.flatten(0, 1).mT, delta).unflatten(0, axes).mT
-        by_weight = torch.bmm(delta.view(len(turned), -1, delta.shape[-1]), turned.mT)
-        return by_entered, by_weight.view(weight.shape), by_bias.unflatten(0, axes), None, None
+        by_weight = None
+        if ctx.needs_input_grad[1] and ctx.products is not None:
+            ctx.products.add(ctx.name, delta, turned)
+        elif ctx.needs_input_grad[1]:
+            by_weight = gradient_of([(delta, turned)]).view(weight.shape)
+        return by_entered, by_weight, by_bias.unflatten(0, axes), None, None, None, None
 
 
 class StackedPlastic(torch.autograd.Function):

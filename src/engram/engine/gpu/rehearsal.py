@@ -17,6 +17,7 @@ from engram.common.errors import InputError
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
 from engram.data.streams import Task
 from engram.engine.cpu.rehearsal import RehearsalDescent
+from engram.engine.gpu.layers import gradient_of
 from engram.engine.gpu.section import Called, Section
 from engram.engine.learner import Learner
 from engram.engine.program import Batches, settle_heads
@@ -135,7 +136,10 @@ class RehearsalSection(Section):
             if rehearsal.projects and self.n > 0:
                 of_reference = vmap(vmap(reference, in_dims=(*own, None)))
                 against = self.gradients(of_reference({**leaves, **fixed}, buffers, state, random), leaves)
-                flat = [[g.flatten(0, 1) for g in some] for some in (gradients, against)]
+                flat = [
+                    [gradient_of([g]) if isinstance(g, tuple) else g.flatten(0, 1) for g in some]
+                    for some in (gradients, against)
+                ]
                 gradients = [g.unflatten(0, axes) for g in vmap(project)(*flat)]
             self.descend(leaves, gradients, rows)
         if self.storing:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.engine.gpu.layers import cross_entropy, prepare, writes_half
+from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare, writes_half
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.nn.dhp import DHPSoftmax
 
 Tensors = dict[str, Tensor]
+Factors = tuple[Tensor, Tensor]  # δ and x, of a gradient δ xᵀ
 
 
 class Section:
@@ -38,8 +39,9 @@ class Section:
         # A plastic head computes what a matched one does, with a constant trace; the reverse does not hold.
         one = max(self.learners, key=lambda learner: learner.config.plastic).model
         self.skeleton = copy.deepcopy(one).train()
+        self.products = Products()
         if patched:
-            prepare(self.skeleton, kernels, load_patches() if kernels else None)
+            prepare(self.skeleton, kernels, load_patches() if kernels else None, self.products)
         self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
         traceless = [not read_dynamics(learner.model) for learner in self.learners]
@@ -95,14 +97,26 @@ class Section:
         fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
         return leaves, fixed, {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
 
-    def gradients(self, losses: Tensor, leaves: Tensors) -> list[Tensor]:
-        """Of each model's loss, for each of the leaves; zeros for one that is not used: a penalty pulls it too."""
+    def gradients(self, losses: Tensor, leaves: Tensors) -> list[Tensor | Factors]:
+        """Of each model's loss, for each of the leaves; zeros for one that is not used: a penalty pulls it too.
+
+        The gradient of a linear layer's weight that was used once comes as the factors of a product.
+        """
         if losses.shape not in self.ones:
             self.ones[losses.shape] = torch.ones_like(losses)
         found = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
-        return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves.values(), found, strict=True)]
+        return [self._gradient(name, leaf, g) for (name, leaf), g in zip(leaves.items(), found, strict=True)]
 
-    def descend(self, leaves: Tensors, gradients: Sequence[Tensor], rows: slice) -> None:
+    def _gradient(self, name: str, leaf: Tensor, gradient: Tensor | None) -> Tensor | Factors:
+        factors = self.products.take(name)
+        if len(factors) == 1 and gradient is None:
+            return factors[0]
+        if factors:
+            product = gradient_of(factors).view(leaf.shape)
+            return product if gradient is None else product + gradient
+        return torch.zeros_like(leaf) if gradient is None else gradient
+
+    def descend(self, leaves: Tensors, gradients: Sequence[Tensor | Factors], rows: slice) -> None:
         """Take the step of each parameter along its gradient."""
         if self.take_step is not take_step:  # which counts by itself
             self._tick(rows)
@@ -113,8 +127,14 @@ class Section:
             if moving and proximal:
                 self._move_anchors()
             for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
-                if (self.steps[name].moving is not None) == moving:
-                    self.take_step(leaf.detach().flatten(0, 1), gradient.flatten(0, 1), self.steps[name][rows])
+                if (self.steps[name].moving is not None) != moving:
+                    continue
+                theta, step = leaf.detach().flatten(0, 1), self.steps[name][rows]
+                if isinstance(gradient, tuple):
+                    assert self.kernels is not None
+                    self.kernels.take_product_step(theta, *gradient, step)
+                else:
+                    self.take_step(theta, gradient.flatten(0, 1), step)
 
     def end_piece(self) -> None:
         """Complete what steps leave in half."""

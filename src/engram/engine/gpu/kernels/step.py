@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engram.engine.gpu.kernels.head import read_back, write_trace
+from engram.engine.gpu.kernels.head import dot_precision, read_back, write_trace
 from engram.engine.gpu.kernels.sums import mirror, write_sums
 from engram.engine.gpu.rows import Step
 
@@ -18,10 +18,13 @@ __all__ = [
     "mirror",
     "pass_back",
     "read_back",
+    "take_product_step",
     "take_step",
     "write_sums",
     "write_trace",
 ]
+
+BLOCK_OUT, BLOCK_IN = 32, 64  # the tile of a weight that takes its step; larger ones need more registers than there are
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -68,46 +71,57 @@ def gather(
 
 
 @triton.jit
-def _pull(t, g, a, s, held, rate, proximal):
-    """θ after a step: gain (θ − lr g) + shift, or gain θ + shift − lr g, or without a penalty θ − lr g."""
-    if held >= 0:
-        if proximal != 0:  # noqa: SIM108 - Triton has no such expression
-            new = s + a * (t - rate * g)
+def _after(
+    t, g, a, s, m, v, held, proximal, rate, numbers, left,
+    PLAIN: tl.constexpr, ADAM: tl.constexpr, DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    """θ after a step along g, and what the optimizer then remembers, m and v.
+
+    A penalty pulls by gain a and shift s:  a (θ − lr g) + s, or a θ + s − lr g  with plain SGD. With another optimizer
+    the first is the same, with its own step in place of − lr g; the second is  d = g + a (θ − s)  in place of g.
+    """
+    if PLAIN:
+        if held >= 0:
+            if proximal != 0:  # noqa: SIM108 - Triton has no such expression
+                new = s + a * (t - rate * g)
+            else:
+                new = s + a * t - rate * g
         else:
-            new = s + a * t - rate * g
+            new = t - rate * g
     else:
-        new = t - rate * g
-    return new
+        decay = tl.load(numbers + 1)
+        d = g
+        if (held >= 0) & (proximal == 0):
+            d += a * (t - s)
+        if DECOUPLED:
+            new = t * (1 - rate * decay)
+        else:
+            d += decay * t
+            new = t
+        if ADAM:  # m ← m + (1 − β₁)(d − m),  v ← β₂ v + (1 − β₂) d²,  θ ← θ − lr m / (1 − β₁ᵗ) / (√v / √(1 − β₂ᵗ) + ε)
+            m += tl.load(numbers + 2) * (d - m)
+            v = tl.load(numbers + 3) * v + tl.load(numbers + 4) * d * d
+            left1, left2 = tl.load(left), tl.load(left + 1)
+            divisor = tl.div_rn(tl.sqrt_rn(v), tl.sqrt_rn(left2)) + tl.load(numbers + 5)
+            new -= tl.div_rn(rate, left1) * tl.div_rn(m, divisor)
+        elif MOMENTUM:  # m ← μ m + d,  θ ← θ − lr m
+            m = tl.load(numbers) * m + d
+            new -= rate * m
+        else:
+            new -= rate * d
+        if (held >= 0) & (proximal != 0):
+            new = s + a * new
+    return new, m, v
 
 
 @triton.jit
-def _step(theta, gradient, gain, shift, path, held_of, followed_of, rate_of, proximal_of, size, BLOCK: tl.constexpr):
-    model = tl.program_id(1).to(tl.int64)
-    held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    t = tl.load(theta + model * size + place, mask=inside)
-    g = tl.load(gradient + model * size + place, mask=inside)
-    a = tl.load(gain + held * size + place, mask=inside & (held >= 0))
-    s = tl.load(shift + held * size + place, mask=inside & (held >= 0))
-    new = _pull(t, g, a, s, held, tl.load(rate_of + model), tl.load(proximal_of + model))
-    if followed >= 0:
-        where = path + followed * size + place
-        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
-    tl.store(theta + model * size + place, new, mask=inside)
-
-
-@triton.jit
-def _optimized_step(
+def _step(
     theta, gradient, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of, left_of,
-    size, ADAM: tl.constexpr, DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+    size, PLAIN: tl.constexpr, ADAM: tl.constexpr, DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Each tensor is read once and written once: θ, g, what the optimizer remembers, and the penalty's part."""
     model = tl.program_id(1).to(tl.int64)
     held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
-    rate, proximal = tl.load(rate_of + model), tl.load(proximal_of + model)
-    numbers = numbers_of + 6 * model
-    decay = tl.load(numbers + 1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     own = model * size + place
@@ -115,33 +129,59 @@ def _optimized_step(
     g = tl.load(gradient + own, mask=inside)
     a = tl.load(gain + held * size + place, mask=inside & (held >= 0), other=0.0)
     s = tl.load(shift + held * size + place, mask=inside & (held >= 0), other=0.0)
-    # d = g + gain (θ − shift) + decay θ, where the penalty is in the gradient, and the decay too
-    d = g
-    if (held >= 0) & (proximal == 0):
-        d += a * (t - s)
-    if DECOUPLED:
-        new = t * (1 - rate * decay)
-    else:
-        d += decay * t
-        new = t
-    if ADAM:  # m ← m + (1 − β₁)(d − m),  v ← β₂ v + (1 − β₂) d²,  θ ← θ − lr m / (1 − β₁ᵗ) / (√v / √(1 − β₂ᵗ) + ε)
-        m = tl.load(first + own, mask=inside)
-        v = tl.load(second + own, mask=inside)
-        m += tl.load(numbers + 2) * (d - m)
-        v = tl.load(numbers + 3) * v + tl.load(numbers + 4) * d * d
-        left1, left2 = tl.load(left_of + 2 * model), tl.load(left_of + 2 * model + 1)
-        divisor = tl.div_rn(tl.sqrt_rn(v), tl.sqrt_rn(left2)) + tl.load(numbers + 5)
-        new -= tl.div_rn(rate, left1) * tl.div_rn(m, divisor)
+    m = tl.load(first + own, mask=inside) if ADAM or MOMENTUM else t
+    v = tl.load(second + own, mask=inside) if ADAM else t
+    new, m, v = _after(
+        t, g, a, s, m, v, held, tl.load(proximal_of + model), tl.load(rate_of + model), numbers_of + 6 * model,
+        left_of + 2 * model, PLAIN, ADAM, DECOUPLED, MOMENTUM,
+    )  # fmt: skip
+    if ADAM or MOMENTUM:
         tl.store(first + own, m, mask=inside)
+    if ADAM:
         tl.store(second + own, v, mask=inside)
-    elif MOMENTUM:  # v ← μ v + d,  θ ← θ − lr v
-        m = tl.load(numbers) * tl.load(first + own, mask=inside) + d
-        new -= rate * m
+    if followed >= 0:
+        where = path + followed * size + place
+        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
+    tl.store(theta + own, new, mask=inside)
+
+
+@triton.jit
+def _product_step(
+    theta, delta, entered, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of,
+    left_of, OUT, IN, BATCH, SHARING, PLAIN: tl.constexpr, ADAM: tl.constexpr, DECOUPLED: tl.constexpr,
+    MOMENTUM: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same for a tile of a linear layer's weight, whose gradient g = δ xᵀ is computed here and never stored."""
+    model = tl.program_id(2).to(tl.int64)
+    held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
+    o = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    i = tl.program_id(0) * BLOCK_IN + tl.arange(0, BLOCK_IN)
+    inside = (o < OUT)[:, None] & (i < IN)[None, :]
+    size, place = OUT * IN, o[:, None] * IN + i[None, :]
+    own = model * size + place
+    # What does not depend on the product is asked for first, so that the memory is not idle meanwhile.
+    t = tl.load(theta + own, mask=inside)
+    a = tl.load(gain + held * size + place, mask=inside & (held >= 0), other=0.0)
+    s = tl.load(shift + held * size + place, mask=inside & (held >= 0), other=0.0)
+    m = tl.load(first + own, mask=inside) if ADAM or MOMENTUM else t
+    v = tl.load(second + own, mask=inside) if ADAM else t
+    g = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
+    for start in range(0, BATCH, BLOCK_BATCH):
+        b = start + tl.arange(0, BLOCK_BATCH)
+        left = delta + (model * OUT + o[:, None]) * BATCH + b[None, :]
+        right = entered + ((model // SHARING) * IN + i[:, None]) * BATCH + b[None, :]
+        d = tl.load(left, mask=(o < OUT)[:, None] & (b < BATCH)[None, :], other=0.0)
+        x = tl.load(right, mask=(i < IN)[:, None] & (b < BATCH)[None, :], other=0.0)
+        g = tl.dot(d, tl.trans(x), g, input_precision=PRECISION)
+    new, m, v = _after(
+        t, g, a, s, m, v, held, tl.load(proximal_of + model), tl.load(rate_of + model), numbers_of + 6 * model,
+        left_of + 2 * model, PLAIN, ADAM, DECOUPLED, MOMENTUM,
+    )  # fmt: skip
+    if ADAM or MOMENTUM:
         tl.store(first + own, m, mask=inside)
-    else:
-        new -= rate * d
-    if (held >= 0) & (proximal != 0):
-        new = s + a * new
+    if ADAM:
+        tl.store(second + own, v, mask=inside)
     if followed >= 0:
         where = path + followed * size + place
         tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
@@ -152,18 +192,37 @@ def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
     """θ after a step along a gradient (N, *shape), for all models of a stack. Adam's clock has ticked before."""
     size = theta[0].numel()
     block = min(1024, triton.next_power_of_2(size))
-    grid = (triton.cdiv(size, block), len(theta))
+    tensors, kind = _of_step(theta, step)
+    _step[(triton.cdiv(size, block), len(theta))](theta, gradient.contiguous(), *tensors, size, **kind, BLOCK=block)
+
+
+def take_product_step(theta: Tensor, delta: Tensor, entered: Tensor, step: Step) -> None:
+    """The step of linear layers' weights θ (N, out, in) along their gradients δ xᵀ. Adam's clock has ticked before.
+
+    δ is (N, out, B). x is (N, in, B), or (T, in, B) where N / T consecutive models share it.
+    """
+    num_models, outputs, inputs = theta.shape
+    batch = delta.shape[2]
+    tensors, kind = _of_step(theta, step)
+    block_batch = max(16, min(64, triton.next_power_of_2(batch)))
+    _product_step[(triton.cdiv(inputs, BLOCK_IN), triton.cdiv(outputs, BLOCK_OUT), num_models)](
+        theta, delta.contiguous(), entered.contiguous(), *tensors, outputs, inputs, batch, num_models // len(entered),
+        **kind, BLOCK_OUT=BLOCK_OUT, BLOCK_IN=BLOCK_IN, BLOCK_BATCH=block_batch, PRECISION=dot_precision(),
+        num_warps=8, num_stages=2,
+    )  # fmt: skip
+
+
+def _of_step(theta: Tensor, step: Step) -> tuple[tuple[Tensor, ...], dict[str, bool]]:
+    """What the kernels of a step need besides θ and its gradient: tensors, and which kind of step it is."""
     pull = (step.gain, step.shift, step.path, step.held, step.followed, step.rate, step.proximal)
-    if step.slots is None:
-        _step[grid](theta, gradient.contiguous(), *pull, size, BLOCK=block)
-        return
+    if step.slots is None:  # the last two tensors, and the first two, are not read
+        plain = {"PLAIN": True, "ADAM": False, "DECOUPLED": False, "MOMENTUM": False}
+        return (theta, theta, *pull, step.rate, step.rate), plain
     slots, name = step.slots.tensors, step.slots.optimizers[0].name
     first, second = slots.get("velocity", slots.get("mean", theta)), slots.get("square", theta)
     left = step.rate if step.slots.left is None else step.slots.left
-    _optimized_step[grid](
-        theta, gradient.contiguous(), first, second, *pull, step.slots.numbers, left, size,
-        ADAM=name != "sgd", DECOUPLED=name == "adamw", MOMENTUM="velocity" in slots, BLOCK=block,
-    )  # fmt: skip
+    kind = {"PLAIN": False, "ADAM": name != "sgd", "DECOUPLED": name == "adamw", "MOMENTUM": "velocity" in slots}
+    return (first, second, *pull, step.slots.numbers, left), kind
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------
