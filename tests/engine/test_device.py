@@ -53,14 +53,6 @@ def kernels() -> ModuleType:
     return step
 
 
-@pytest.fixture
-def patches() -> ModuleType:
-    pytest.importorskip("triton")
-    from engram.engine.gpu.kernels import patches
-
-    return patches
-
-
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(GPU)
 
@@ -556,38 +548,3 @@ def as_on_the_cpu(store: Tensor, chosen: Tensor, permutations: Tensor | None) ->
 
 
 IMAGES = [(1, 28, 28), (3, 17, 20), (20, 12, 12), (4, 9, 7)]  # channels and sides
-
-
-@needs_gpu
-@pytest.mark.parametrize("kernel", [(5, 5), (3, 2), (1, 1)], ids=str)
-@pytest.mark.parametrize("shape", IMAGES, ids=str)
-@pytest.mark.parametrize("batch", [1, 5, 33])
-def test_patches_of_images(
-    patches: ModuleType, batch: int, shape: tuple[int, int, int], kernel: tuple[int, int]
-) -> None:
-    images = random(2, batch, *shape)
-    rows, height, width = shape[0] * kernel[0] * kernel[1], shape[1], shape[2]
-    columns = patches.unfold(images, kernel)
-    unfolded = F.unfold(images.flatten(0, 1), kernel).unflatten(0, (2, batch))  # (T, B, rows, L)
-    assert columns.shape == (2, patches.num_rows(shape[0], kernel), batch * unfolded.shape[-1])
-    assert torch.equal(columns[:, :rows], unfolded.transpose(1, 2).flatten(2))
-    assert (columns[:, rows] == 1).all(), "for the bias"
-    assert not columns[:, rows + 1 :].any()
-
-    entered = random(*columns.shape, seed=1)
-    folded = patches.fold(entered, images.shape, kernel)
-    patch = entered[:, :rows].unflatten(2, (batch, -1)).transpose(1, 2).flatten(0, 1)  # (T · B, rows, L)
-    assert_near(folded.flatten(0, 1), F.fold(patch, (height, width), kernel))
-
-
-@needs_gpu
-@pytest.mark.parametrize("sides", [(24, 24), (13, 8), (8, 9), (5, 3), (2, 2)], ids=str)
-@pytest.mark.parametrize("batch", [1, 5, 33])
-def test_pooling(patches: ModuleType, batch: int, sides: tuple[int, int]) -> None:
-    maps = random(3, 7, batch, *sides).requires_grad_()
-    pooled, winners = patches.pool(maps.detach(), 0.2)
-    expected = F.leaky_relu(F.max_pool2d(maps.transpose(1, 2).flatten(0, 1), 2), 0.2).unflatten(0, (3, batch))
-    assert_near(pooled, expected, 1e-6)
-    delta = random(*pooled.shape, seed=1)
-    (wanted,) = torch.autograd.grad(expected, maps, delta)
-    assert_near(patches.unpool(delta, pooled, winners, tuple(maps.shape), 0.2), wanted, 1e-6)

@@ -1,4 +1,4 @@
-"""The Triton kernels of optimizers and memories: on a GPU, or in Triton's interpreter where there is none."""
+"""The Triton kernels of steps, layers and memories: on a GPU, or in Triton's interpreter where there is none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from builders import custom_stream
@@ -177,3 +178,49 @@ def test_the_kernel_adds_a_batch_to_the_sums(
     if moment is not None:
         kernels.mirror(moment)
         assert torch.equal(moment, moment.mT)
+
+
+@pytest.mark.parametrize(("batch", "outputs", "inputs"), [(7, 9, 13), (70, 65, 130)])
+def test_products_of_any_size(kernels: ModuleType, batch: int, outputs: int, inputs: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
+    weight, bias, delta = draw(4, outputs, inputs), draw(4, outputs), draw(4, outputs, batch)
+    for groups in (2, 4):
+        entered = draw(groups, inputs, batch)
+        each = entered.repeat_interleave(4 // groups, dim=0)
+        expected = F.leaky_relu(weight @ each + bias[..., None], 0.2)
+        torch.testing.assert_close(kernels.multiply(weight, entered, bias, 0.2), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(kernels.multiply_back(weight, delta), weight.mT @ delta, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sharing", "batch", "images", "channels", "kernel"),
+    [
+        (2, 3, 2, (3, 9, 8), 5, (3, 2)),
+        (3, 1, 2, (4, 10, 11), 6, (5, 5)),
+        (1, 2, 33, (1, 6, 6), 20, (3, 3)),
+        (1, 4, 2, (2, 4, 5), 33, (1, 1)),
+    ],
+)
+def test_a_convolution_with_pooling_and_its_gradients(
+    kernels: ModuleType, groups: int, sharing: int, batch: int, images: tuple, channels: int, kernel: tuple
+) -> None:
+    from engram.engine.gpu.kernels import convolution
+
+    random = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
+    entered = draw(groups, batch, *images)
+    weight = draw(groups * sharing, channels, images[0], *kernel).requires_grad_()
+    bias = draw(groups * sharing, channels).requires_grad_()
+    each = entered.repeat_interleave(sharing, dim=0).requires_grad_()
+    expected = torch.stack(
+        [F.leaky_relu(F.max_pool2d(F.conv2d(x, w, b), 2), 0.3) for x, w, b in zip(each, weight, bias, strict=True)]
+    )
+    pooled, codes = convolution.convolve(entered, weight.detach(), bias.detach(), 0.3)
+    torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-4)
+    delta = draw(*pooled.shape)
+    by_weight, by_bias, by_images = torch.autograd.grad(expected, (weight, bias, each), delta)
+    found = convolution.weight_slopes(delta, codes, entered, weight.detach(), 0.3)
+    torch.testing.assert_close(found, (by_weight, by_bias), rtol=1e-4, atol=1e-4)
+    found = convolution.image_slopes(delta, codes, weight.detach(), each.shape, 0.3)
+    torch.testing.assert_close(found, by_images, rtol=1e-4, atol=1e-4)

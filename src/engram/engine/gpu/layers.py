@@ -66,25 +66,25 @@ def gradient_of(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def prepare(
-    model: nn.Module, kernels: ModuleType | None, patches: ModuleType | None, products: Products | None = None
+    model: nn.Module, kernels: ModuleType | None, convolutions: ModuleType | None, products: Products | None = None
 ) -> None:
     """Replace the forward passes of a model's layers by those of a stack. The model is then only for vmap.
 
     Args:
         model: the skeleton of a section.
         kernels: the Triton kernels, if there are any.
-        patches: those of convolutions.
+        convolutions: those of convolutions.
         products: where backward passes leave the gradients of linear layers' weights; None to return them.
 
     Example:
-        >>> prepare(copy.deepcopy(model), kernels, patches)
+        >>> prepare(copy.deepcopy(model), kernels, convolutions)
     """
-    if kernels is None or patches is None:
+    if kernels is None or convolutions is None:
         return
     chain = chain_of(model)
     names = {id(module): name for name, module in model.named_modules()}
     _fuse_linear_layers(chain, kernels, products, names)
-    fuse_convolutions(chain, patches)
+    fuse_convolutions(chain, convolutions)
     for module in model.modules():
         if type(module).forward is DHPSoftmax.forward:
             assert isinstance(module, DHPSoftmax)
@@ -188,9 +188,12 @@ class StackedLinear(torch.autograd.Function):
     ) -> Tensor:
         trials, models, outputs, inputs = weight.shape
         # (T, in, B) where all models of a trial get the same input, else (N, in, B)
-        turned = once(entered).mT
-        out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
-        kernels.activate(out, bias, slope)
+        turned = once(entered).mT.contiguous()
+        if inputs % 4 == 0:
+            out = torch.bmm(weight.reshape(len(turned), -1, inputs), turned).view(trials * models, outputs, -1)
+            kernels.activate(out, bias, slope)
+        else:  # for which PyTorch would not use tensor cores
+            out = kernels.multiply(weight.flatten(0, 1), turned, bias.flatten(0, 1), slope)
         ctx.save_for_backward(turned, weight, out)
         ctx.slope, ctx.kernels, ctx.products, ctx.name = slope, kernels, products, name
         return out.unflatten(0, (trials, models)).mT
@@ -202,7 +205,10 @@ class StackedLinear(torch.autograd.Function):
         delta, by_bias = ctx.kernels.pass_back(gradients[0].flatten(0, 1), out, ctx.slope)  # (N, out, B)
         by_entered = None
         if ctx.needs_input_grad[0]:
-            by_entered = torch.bmm(weight.flatten(0, 1).mT, delta).unflatten(0, axes).mT
+            theta = weight.flatten(0, 1)
+            aligned = theta.shape[2] % 4 == 0
+            product = torch.bmm(theta.mT, delta) if aligned else ctx.kernels.multiply_back(theta, delta)
+            by_entered = product.unflatten(0, axes).mT
         by_weight = None
         if ctx.needs_input_grad[1] and ctx.products is not None:
             ctx.products.add(ctx.name, delta, turned)

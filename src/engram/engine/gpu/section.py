@@ -41,7 +41,7 @@ class Section:
         self.skeleton = copy.deepcopy(one).train()
         self.products = Products()
         if patched:
-            prepare(self.skeleton, kernels, load_patches() if kernels else None, self.products)
+            prepare(self.skeleton, kernels, load_convolutions() if kernels else None, self.products)
         self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
         traceless = [not read_dynamics(learner.model) for learner in self.learners]
@@ -202,10 +202,10 @@ class Section:
         return vmap(one, in_dims=(0, 0, *in_dims), randomness=randomness)(*states, *arguments)
 
 
-def load_patches() -> ModuleType:
-    from engram.engine.gpu.kernels import patches
+def load_convolutions() -> ModuleType:
+    from engram.engine.gpu.kernels import convolution
 
-    return patches
+    return convolution
 
 
 class Called(nn.Module):

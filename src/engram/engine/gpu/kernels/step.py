@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engram.engine.gpu.kernels.head import dot_precision, read_back, write_trace
+from engram.engine.gpu.kernels.linear import activate, multiply, multiply_back, pass_back
 from engram.engine.gpu.kernels.sums import mirror, write_sums
 from engram.engine.gpu.rows import Step
 
@@ -16,6 +17,8 @@ __all__ = [
     "cross_entropy",
     "gather",
     "mirror",
+    "multiply",
+    "multiply_back",
     "pass_back",
     "read_back",
     "take_product_step",
@@ -265,58 +268,3 @@ def cross_entropy(logits: Tensor, targets: Tensor, others: Tensor) -> tuple[Tens
         BLOCK_BATCH=min(64, triton.next_power_of_2(batch)), BLOCK_CLASSES=max(2, triton.next_power_of_2(classes)),
     )  # fmt: skip
     return losses, slopes
-
-
-# --- a linear layer's bias and LeakyReLU ------------------------------------------------------------------------
-
-
-@triton.jit
-def _activate(out, bias, slope, UNITS, BATCH, BLOCK: tl.constexpr):
-    model = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < UNITS * BATCH
-    b = tl.load(bias + model * UNITS + place // BATCH, mask=inside)
-    where = out + model * UNITS * BATCH + place
-    value = tl.load(where, mask=inside) + b
-    tl.store(where, tl.where(value > 0, value, slope * value), mask=inside)
-
-
-@triton.jit
-def _pass_back(
-    gradient, out, delta, by_bias, slope, UNITS, BATCH, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
-    BLOCK_UNIT: tl.constexpr, BLOCK_BATCH: tl.constexpr,
-):  # fmt: skip
-    model = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0) * BLOCK_UNIT + tl.arange(0, BLOCK_UNIT)
-    total = tl.zeros((BLOCK_UNIT,), dtype=tl.float32)
-    for first in range(0, BATCH, BLOCK_BATCH):
-        b = first + tl.arange(0, BLOCK_BATCH)
-        inside = (unit < UNITS)[:, None] & (b < BATCH)[None, :]
-        source = gradient + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + unit[:, None] * UNIT_STRIDE
-        g = tl.load(source, mask=inside, other=0.0)
-        place = (model * UNITS + unit[:, None]) * BATCH + b[None, :]
-        d = tl.where(tl.load(out + place, mask=inside, other=0.0) > 0, g, slope * g)
-        tl.store(delta + place, d, mask=inside)
-        total += tl.sum(d, axis=1)
-    tl.store(by_bias + model * UNITS + unit, total, mask=unit < UNITS)
-
-
-def activate(out: Tensor, bias: Tensor, slope: float) -> None:
-    """LeakyReLU(out + bias), in place, for out (N, units, B) and bias (N, units)."""
-    num_models, units, batch = out.shape
-    block = min(1024, triton.next_power_of_2(units * batch))
-    _activate[(triton.cdiv(units * batch, block), num_models)](out, bias, slope, units, batch, BLOCK=block)
-
-
-def pass_back(gradient: Tensor, out: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to the layer's input (N, units, B) and bias, from that with respect to its output.
-
-    The latter is (N, B, units), in any layout.
-    """
-    num_models, units, batch = out.shape
-    delta, by_bias = torch.empty_like(out), out.new_empty(num_models, units)
-    tile = {"BLOCK_UNIT": 32, "BLOCK_BATCH": min(64, triton.next_power_of_2(batch))}
-    _pass_back[(triton.cdiv(units, 32), num_models)](
-        gradient, out, delta, by_bias, slope, units, batch, *gradient.stride(), **tile
-    )
-    return delta, by_bias

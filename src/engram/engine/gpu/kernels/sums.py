@@ -88,6 +88,7 @@ def write_sums(
         features, classes, batch, num_models // len(targets), *psi.stride(), tiles,
         HAS_MOMENT=moment is not None, TILE=TILE, BLOCK_CLASS=max(16, triton.next_power_of_2(classes)),
         BLOCK_BATCH=max(16, min(64, triton.next_power_of_2(batch))), PRECISION=sum_precision(),
+        num_stages=1,  # the batch is mostly one block, and more stages need more registers than there are
     )  # fmt: skip
 
 
