@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engram.engine.gpu.kernels.head import dot_precision, read_back, write_trace
+from engram.engine.gpu.kernels.head import dot_precision, mirror, read_back, write_sums, write_trace
 from engram.engine.gpu.kernels.linear import activate, multiply, multiply_back, pass_back
-from engram.engine.gpu.kernels.sums import mirror, write_sums
 from engram.engine.gpu.rows import Step
 
 __all__ = [
