@@ -165,7 +165,7 @@ def test_layers_are_replaced_only_where_their_use_is_certain() -> None:
 def test_an_activation_is_fused_only_if_it_is_used_once(name: str) -> None:
     features = shared_activation() if name == "shared activation" else nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2))
     model = Network(features, engram.LinearSoftmax(8, 3))
-    prepare(model, torch, torch)  # any module serves, as long as nothing is called
+    prepare(model, torch)  # any module serves, as long as nothing is called
     fused = ["forward" in vars(layer) for layer in model.features]
     assert fused == ([True, True] if name == "plain leaky" else [False] * 4)
 

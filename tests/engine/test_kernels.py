@@ -205,8 +205,6 @@ def test_products_of_any_size(kernels: ModuleType, batch: int, outputs: int, inp
 def test_a_convolution_with_pooling_and_its_gradients(
     kernels: ModuleType, groups: int, sharing: int, batch: int, images: tuple, channels: int, kernel: tuple
 ) -> None:
-    from engram.engine.gpu.kernels import convolution
-
     random = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
     entered = draw(groups, batch, *images)
@@ -216,11 +214,11 @@ def test_a_convolution_with_pooling_and_its_gradients(
     expected = torch.stack(
         [F.leaky_relu(F.max_pool2d(F.conv2d(x, w, b), 2), 0.3) for x, w, b in zip(each, weight, bias, strict=True)]
     )
-    pooled, codes = convolution.convolve(entered, weight.detach(), bias.detach(), 0.3)
+    pooled, codes = kernels.convolve(entered, weight.detach(), bias.detach(), 0.3)
     torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-4)
     delta = draw(*pooled.shape)
     by_weight, by_bias, by_images = torch.autograd.grad(expected, (weight, bias, each), delta)
-    found = convolution.weight_slopes(delta, codes, entered, weight.detach(), 0.3)
+    found = kernels.weight_slopes(delta, codes, entered, weight.detach(), 0.3)
     torch.testing.assert_close(found, (by_weight, by_bias), rtol=1e-4, atol=1e-4)
-    found = convolution.image_slopes(delta, codes, weight.detach(), each.shape, 0.3)
+    found = kernels.image_slopes(delta, codes, weight.detach(), each.shape, 0.3)
     torch.testing.assert_close(found, by_images, rtol=1e-4, atol=1e-4)

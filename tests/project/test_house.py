@@ -21,7 +21,7 @@ ORDER = [
     {"cli"},
 ]
 MOST_LINES = 300
-MOST_MODULES = 138  # without the `__init__.py` of packages
+MOST_MODULES = 140  # without the `__init__.py` of packages
 
 
 def modules() -> dict[str, Path]:

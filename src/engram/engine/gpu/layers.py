@@ -65,26 +65,23 @@ def gradient_of(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return found[0] if len(found) == 1 else torch.stack(found).sum(dim=0)
 
 
-def prepare(
-    model: nn.Module, kernels: ModuleType | None, convolutions: ModuleType | None, products: Products | None = None
-) -> None:
+def prepare(model: nn.Module, kernels: ModuleType | None, products: Products | None = None) -> None:
     """Replace the forward passes of a model's layers by those of a stack. The model is then only for vmap.
 
     Args:
         model: the skeleton of a section.
         kernels: the Triton kernels, if there are any.
-        convolutions: those of convolutions.
         products: where backward passes leave the gradients of linear layers' weights; None to return them.
 
     Example:
-        >>> prepare(copy.deepcopy(model), kernels, convolutions)
+        >>> prepare(copy.deepcopy(model), kernels)
     """
-    if kernels is None or convolutions is None:
+    if kernels is None:
         return
     chain = chain_of(model)
     names = {id(module): name for name, module in model.named_modules()}
     _fuse_linear_layers(chain, kernels, products, names)
-    fuse_convolutions(chain, convolutions)
+    fuse_convolutions(chain, kernels)
     for module in model.modules():
         if type(module).forward is DHPSoftmax.forward:
             assert isinstance(module, DHPSoftmax)

@@ -41,7 +41,7 @@ class Section:
         self.skeleton = copy.deepcopy(one).train()
         self.products = Products()
         if patched:
-            prepare(self.skeleton, kernels, load_convolutions() if kernels else None, self.products)
+            prepare(self.skeleton, kernels, self.products)
         self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
         traceless = [not read_dynamics(learner.model) for learner in self.learners]
@@ -200,12 +200,6 @@ class Section:
 
         states = (state_of(self.rows.parameters), state_of(self.rows.buffers))
         return vmap(one, in_dims=(0, 0, *in_dims), randomness=randomness)(*states, *arguments)
-
-
-def load_convolutions() -> ModuleType:
-    from engram.engine.gpu.kernels import convolution
-
-    return convolution
 
 
 class Called(nn.Module):

@@ -1,4 +1,4 @@
-"""Triton kernels of heads, in one pass each: the trace of a plastic head with all derivatives, and the sums of a memory."""
+"""Triton kernels of heads, in one pass each: a plastic head's trace with all derivatives, and the sums of a memory."""
 
 from __future__ import annotations
 

@@ -8,13 +8,23 @@ import triton.language as tl
 from torch import Tensor
 
 from engram.engine.gpu.kernels.head import dot_precision, mirror, read_back, write_sums, write_trace
-from engram.engine.gpu.kernels.linear import activate, multiply, multiply_back, pass_back
+from engram.engine.gpu.kernels.layers import (
+    activate,
+    convolve,
+    image_slopes,
+    multiply,
+    multiply_back,
+    pass_back,
+    weight_slopes,
+)
 from engram.engine.gpu.rows import Step
 
 __all__ = [
     "activate",
+    "convolve",
     "cross_entropy",
     "gather",
+    "image_slopes",
     "mirror",
     "multiply",
     "multiply_back",
@@ -22,6 +32,7 @@ __all__ = [
     "read_back",
     "take_product_step",
     "take_step",
+    "weight_slopes",
     "write_sums",
     "write_trace",
 ]
