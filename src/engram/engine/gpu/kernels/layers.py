@@ -146,12 +146,12 @@ def _block_of(batch: int) -> int:
 
 # --- convolutions -----------------------------------------------------------------------------------------------
 #
-# A convolution is a product of its weights with the patches of its inputs. The kernels read a patch where it is in the
-# image. The four outputs of a cell of the pooling are computed together, and only the largest of them is stored, with its
+# A convolution is a product of its weights with the patches of its inputs. The kernels read a patch where it is in
+# the image. The four outputs of a cell of the pooling are computed together, and only the largest is stored, with its
 # place: a code of 0 to 3, plus 4 where LeakyReLU has the slope of negative numbers.
 #
-# Images (X, B, in, H, W) are those of X trials or models; each is seen by SHARING models, whose rows of weights, one for
-# each output channel, lie one after another.
+# Images (X, B, in, H, W) are those of X trials or models; each is seen by SHARING models, whose rows of weights, one
+# for each output channel, lie one after another.
 
 
 @triton.jit
