@@ -180,6 +180,28 @@ def test_the_kernel_adds_a_batch_to_the_sums(
         assert torch.equal(moment, moment.mT)
 
 
+@pytest.mark.parametrize("method", ["steady+si", "steady+mas", "slda+si", "ncm+online-ewc"])
+@pytest.mark.parametrize("kind", ["proximal", "gradient"])
+def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, method: str, kind: str) -> None:
+    """A steady trace that is protected in force, and memories on features that learn."""
+    base = preset("custom", method, strength=0.5)
+    changes = {"epochs": 1, "batch_size": 7, "num_tasks": 2, "trials": 2, "hidden": [9], "network": "mlp"}
+    configs = [
+        base.replace(**changes, penalty_step=kind, learning_rate=rate, strength=strength)
+        for rate, strength in ((0.01, 0.5), (0.05, 2.0))
+    ]
+    together, batches = build(configs)
+    run_stream(Mapped([together], batches, kernels), batches, configs[0])
+    alone, _ = build(configs)
+    run_stream(OneByOne(alone, batches), batches, configs[0])
+    for one, other in zip(together, alone, strict=True):
+        for key, tensor in other.model.state_dict().items():
+            found = one.model.state_dict()[key]
+            torch.testing.assert_close(
+                found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
+            )
+
+
 @pytest.mark.parametrize(("batch", "outputs", "inputs"), [(7, 9, 13), (70, 65, 130)])
 def test_products_of_any_size(kernels: ModuleType, batch: int, outputs: int, inputs: int) -> None:
     random = torch.Generator().manual_seed(0)

@@ -17,13 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.engine.gpu.convolutions import fuse_convolutions, once, pass_on
+from engram.engine.gpu.heads import fuse_heads
 from engram.engine.inspection import Link, chain_of
 from engram.nn.classes import mask_logits, masked_classes
-from engram.nn.dhp import DHPSoftmax
-from engram.nn.memory_heads import MemoryHead
 from engram.nn.modules import mapped
-
-LARGEST_HEAD = 128  # classes that the kernels of the plastic head can hold
 
 
 class Products:
@@ -82,28 +79,7 @@ def prepare(model: nn.Module, kernels: ModuleType | None, products: Products | N
     names = {id(module): name for name, module in model.named_modules()}
     _fuse_linear_layers(chain, kernels, products, names)
     fuse_convolutions(chain, kernels)
-    for module in model.modules():
-        if type(module).forward is DHPSoftmax.forward:
-            assert isinstance(module, DHPSoftmax)
-            if module.literal and module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD:
-                module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
-        if writes_half(module):
-            module._write = _sums_of(module, kernels)  # type: ignore[arg-type, assignment]
-
-
-def writes_half(module: nn.Module) -> bool:
-    """Whether a stack adds to the sums of this head by its kernel, which keeps the lower half of a second moment.
-
-    A memory alone is not among them: its sums are exact, since nothing else is learned.
-
-    Args:
-        module: a layer.
-
-    Example:
-        >>> writes_half(nn.Linear(2, 2))
-        False
-    """
-    return type(module) is MemoryHead and module.weight is not None and module.out_features <= LARGEST_HEAD
+    fuse_heads(model, kernels)
 
 
 def _fuse_linear_layers(
@@ -129,23 +105,6 @@ def _linear_of(
         return mapped(StackedLinear, entered, layer.weight, layer.bias, slope, kernels, products, name)
 
     return forward
-
-
-def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
-    def forward(hidden: Tensor, target: Tensor | None = None) -> Tensor:
-        bounded = head.eta_range == "unit"
-        return mapped(StackedPlastic, hidden, target, head.weight, head.alpha, head.eta, head.hebb, bounded, kernels)
-
-    return forward
-
-
-def _sums_of(head: MemoryHead, kernels: ModuleType) -> Callable[..., None]:
-    @torch.no_grad()
-    def write(psi: Tensor, target: Tensor | None) -> None:
-        rows, targets = head._checked_rows(psi.detach(), target)
-        mapped(StackedSums, rows, targets, head.count, head.total, head.moment, head.unread, kernels)
-
-    return write
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int], kernels: ModuleType | None) -> Tensor:
@@ -212,58 +171,6 @@ class StackedLinear(torch.autograd.Function):
         elif ctx.needs_input_grad[1]:
             by_weight = gradient_of([(delta, turned)]).view(weight.shape)
         return by_entered, by_weight, by_bias.unflatten(0, axes), None, None, None, None
-
-
-class StackedPlastic(torch.autograd.Function):
-    """`PlasticSoftmax` for every model of a stack, in few passes over memory; η and the trace change in place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        target: Tensor,
-        weight: Tensor,
-        alpha: Tensor,
-        eta: Tensor,
-        hebb: Tensor,
-        bounded: bool,
-        kernels: ModuleType,
-    ) -> Tensor:
-        axes = weight.shape[:2]
-        hidden, targets = hidden.flatten(0, 1), once(target)
-        weight, alpha, eta, hebb = (tensor.flatten(0, 1) for tensor in (weight, alpha, eta, hebb))
-        in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, eta, hebb, bounded)
-        ctx.save_for_backward(hidden, targets, alpha, eta, hebb, in_force, surprise)
-        ctx.axes, ctx.kernels = axes, kernels
-        return torch.bmm(hidden, in_force.mT).unflatten(0, axes)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        delta = gradients[0].flatten(0, 1).contiguous()
-        by_weight, by_alpha, by_eta, by_hidden = ctx.kernels.read_back(delta, *ctx.saved_tensors)
-        by_hidden, by_weight, by_alpha, by_eta = (
-            tensor.unflatten(0, ctx.axes) for tensor in (by_hidden.mT, by_weight, by_alpha, by_eta)
-        )
-        return by_hidden, None, by_weight, by_alpha, by_eta, None, None, None
-
-
-class StackedSums(torch.autograd.Function):
-    """`MemoryHead._write` for every model of a stack: the sums change in place."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        psi: Tensor,
-        target: Tensor,
-        count: Tensor,
-        total: Tensor,
-        moment: Tensor | None,
-        unread: Tensor,
-        kernels: ModuleType,
-    ) -> Tensor:
-        sums = (tensor if tensor is None else tensor.flatten(0, 1) for tensor in (count, total, moment, unread))
-        kernels.write_sums(psi.flatten(0, 1), once(target), *sums)
-        return unread.clone()  # a function returns something
 
 
 class StackedCrossEntropy(torch.autograd.Function):

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare, writes_half
+from engram.engine.gpu.heads import is_movable, writes_half
+from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.nn.dhp import DHPSoftmax
@@ -152,8 +153,16 @@ class Section:
     def _move_anchors(self) -> None:
         """The fast parts of weights that carry a trace, at its current value."""
         for step in self.steps.values():
-            if step.moving is not None:
-                step.moving.move(step, self._fast_parts(step.moving.layer, step.moving.models))
+            if step.moving is None:
+                continue
+            moving, name = step.moving, step.moving.layer
+            layer = self.still.get_submodule(name)
+            if self.kernels is not None and type(layer) is DHPSoftmax and is_movable(layer):
+                alpha, hebb = self.rows.parameters[f"{name}.alpha"], self.rows.buffers[f"{name}.hebb"]
+                rows = (step.gain, moving.shift, step.shift, moving.models, moving.held)
+                self.kernels.move_shift(alpha, hebb, *rows, moving.is_slope, layer.trace_scale)
+            else:
+                moving.move(step, self._fast_parts(name, moving.models))
 
     def _fast_parts(self, name: str, models: Tensor) -> Tensor:
         """What the layer of this name adds to its slow weights, in each of these models: (models, *shape)."""

@@ -15,7 +15,7 @@ def dot_precision() -> str:
 @triton.jit
 def _write_trace(
     hidden, targets, weight, alpha, eta_of, hebb, in_force, surprise, UNITS, CLASSES, BATCH, SHARING,
-    MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE, UNIT_RANGE: tl.constexpr,
+    MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE, UNIT_RANGE: tl.constexpr, CENTRED: tl.constexpr, LITERAL: tl.constexpr,
     BLOCK_UNIT: tl.constexpr, BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     model = tl.program_id(1).to(tl.int64)
@@ -38,12 +38,58 @@ def _write_trace(
     place = (model * CLASSES + c[None, :]) * UNITS + unit[:, None]
     inside = (unit < UNITS)[:, None] & (c < CLASSES)[None, :]
     trace = tl.load(hebb + place, mask=inside, other=0.0)
-    change = tl.where(count[None, :] > 0, total / tl.maximum(count, 1.0)[None, :] - trace, 0.0)
+    mean = total / tl.maximum(count, 1.0)[None, :]
+    if CENTRED:
+        mean -= (tl.sum(mean, axis=1) / tl.maximum(tl.sum(tl.where(count > 0, 1.0, 0.0)), 1.0))[:, None]
+    change = tl.where(count[None, :] > 0, mean - trace, 0.0)
     trace += eta * change
     tl.store(hebb + place, trace, mask=inside)
-    tl.store(surprise + place, change, mask=inside)
+    if LITERAL:  # otherwise the trace is read by `_read_trace`, when all of it is written
+        tl.store(surprise + place, change, mask=inside)
+        slow = tl.load(weight + place, mask=inside, other=0.0)
+        tl.store(in_force + place, slow + tl.load(alpha + place, mask=inside, other=0.0) * trace, mask=inside)
+
+
+@triton.jit
+def _scaled(trace, size, UNITS, SCALED: tl.constexpr):
+    """The trace of one class, scaled to the root mean square `size`; as it is where SCALED is False."""
+    if SCALED:
+        own = tl.sqrt_rn(tl.sum(trace * trace) / UNITS)
+        trace = trace * (size / tl.maximum(own, 1e-12))
+    return trace
+
+
+@triton.jit
+def _read_trace(weight, alpha, hebb, in_force, read, size, UNITS, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """θ + α Hebb for one class of one model, with its trace as it is read."""
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.arange(0, BLOCK)
+    place, inside = row * UNITS + unit, unit < UNITS
+    trace = _scaled(tl.load(hebb + place, mask=inside, other=0.0), size, UNITS, SCALED)
+    tl.store(read + place, trace, mask=inside)
     slow = tl.load(weight + place, mask=inside, other=0.0)
     tl.store(in_force + place, slow + tl.load(alpha + place, mask=inside, other=0.0) * trace, mask=inside)
+
+
+@triton.jit
+def _move_shift(
+    alpha, hebb, gain, fixed, shift, models, held, size, CLASSES, UNITS,
+    SLOPE: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The shift of one class of one model, whose anchor moves with its fast part f = α Hebb."""
+    which, c, unit = tl.program_id(1), tl.program_id(0), tl.arange(0, BLOCK)
+    model, own = tl.load(models + which).to(tl.int64), tl.load(held + which).to(tl.int64)
+    inside = unit < UNITS
+    place = (model * CLASSES + c) * UNITS + unit
+    trace = _scaled(tl.load(hebb + place, mask=inside, other=0.0), size, UNITS, SCALED)
+    fast = tl.load(alpha + place, mask=inside, other=0.0) * trace
+    moved = tl.load(fixed + (which * CLASSES + c).to(tl.int64) * UNITS + unit, mask=inside, other=0.0)
+    place = (own * CLASSES + c) * UNITS + unit
+    if SLOPE:
+        moved -= fast
+    else:
+        moved += (tl.load(gain + place, mask=inside, other=0.0) - 1) * fast
+    tl.store(shift + place, moved, mask=inside)
 
 
 @triton.jit
@@ -99,11 +145,13 @@ def _head_tile(classes: int, batch: int, units: tuple[int, int], warps: tuple[in
 
 
 def write_trace(
-    hidden: Tensor, targets: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, bounded: bool
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, targets: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor, bounded: bool,
+    form: tuple[bool, float | None] | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Eq. 3 for hidden activations (N, B, m) in any layout; η and the trace change in place.
 
-    Returns the weight in force and the surprise h̃ − Hebb, both (N, C, m).
+    Returns the weight in force and the surprise h̃ − Hebb, both (N, C, m). With a `form`, whether the trace is centred
+    and the size at which it is read (None: as written), returns the trace as it was read in place of the surprise.
     """
     num_models, classes, units = weight.shape
     batch = hidden.shape[1]
@@ -111,10 +159,31 @@ def write_trace(
     tile = _head_tile(classes, batch, units=(64, 32), warps=(1, 2))
     _write_trace[(triton.cdiv(units, tile["BLOCK_UNIT"]), num_models)](
         hidden, targets, weight, alpha, eta, hebb, in_force, surprise, units, classes, batch,
-        num_models // len(targets), *hidden.stride(),
-        UNIT_RANGE=bounded, PRECISION=dot_precision(), **tile,
+        num_models // len(targets), *hidden.stride(), UNIT_RANGE=bounded,
+        CENTRED=form is not None and form[0], LITERAL=form is None, PRECISION=dot_precision(), **tile,
     )  # fmt: skip
+    if form is not None:
+        _read_trace[(num_models * classes,)](
+            weight, alpha, hebb, in_force, surprise, form[1] or 0.0, units,
+            SCALED=form[1] is not None, BLOCK=triton.next_power_of_2(units),
+        )  # fmt: skip
     return in_force, surprise
+
+
+def move_shift(
+    alpha: Tensor, hebb: Tensor, gain: Tensor, fixed: Tensor, shift: Tensor, models: Tensor, held: Tensor,
+    is_slope: bool, size: float | None,
+) -> None:  # fmt: skip
+    """The shift of weights whose anchors move with α Hebb, as `Moving.move` computes it; it changes in place.
+
+    α and Hebb are (N, C, m); `fixed` is the shift without the fast part, of the models in `models` alone, whose rows in
+    gain and shift are `held`; the trace is read at this size (None: as written).
+    """
+    classes, units = alpha.shape[1:]
+    _move_shift[(classes, len(models))](
+        alpha, hebb, gain, fixed, shift, models, held, size or 0.0, classes, units,
+        SLOPE=is_slope, SCALED=size is not None, BLOCK=triton.next_power_of_2(units),
+    )  # fmt: skip
 
 
 def read_back(

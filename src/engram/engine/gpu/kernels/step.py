@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engram.engine.gpu.kernels.head import dot_precision, mirror, read_back, write_sums, write_trace
+from engram.engine.gpu.kernels.head import dot_precision, mirror, move_shift, read_back, write_sums, write_trace
 from engram.engine.gpu.kernels.layers import (
     activate,
     convolve,
@@ -26,6 +26,7 @@ __all__ = [
     "gather",
     "image_slopes",
     "mirror",
+    "move_shift",
     "multiply",
     "multiply_back",
     "pass_back",
