@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import engram
 from builders import refusal
 from engram.common.errors import InputError
+from engram.nn.modules import constant_for_compiler
 from engram.nn.networks import Network
 
 M, C = 6, 4
@@ -114,6 +115,14 @@ def test_a_compiled_model_computes_the_same(name: str) -> None:
         with torch.no_grad():
             found = compiled.eval()(batch(99)[0])
         torch.testing.assert_close(found, read(model), rtol=1e-9, atol=1e-11)
+
+
+def test_a_function_is_marked_as_constant_just_as_pytorch_marks_it() -> None:
+    def own() -> None: ...
+    def theirs() -> None: ...
+
+    assert constant_for_compiler(own) is own
+    assert vars(own) == vars(torch.compiler.assume_constant_result(theirs)) != {}
 
 
 @pytest.mark.parametrize("name", HEADS)

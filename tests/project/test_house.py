@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import engram
@@ -20,6 +22,14 @@ ORDER = [
     {"reproduction"},
     {"cli"},
 ]
+FIRST_HEAD = """
+import sys
+import torch
+before = set(sys.modules)
+import engram
+engram.DHPSoftmax(10, 5)
+print(*set(sys.modules) - before)
+"""
 MOST_LINES = 300
 MOST_MODULES = 140  # without the `__init__.py` of packages
 
@@ -51,6 +61,15 @@ def test_imports_go_in_one_direction() -> None:
             continue
         for other in imported_rooms(path) - {room}:
             assert level[other] < level[room], f"{name} must not import {other}"
+
+
+def test_a_first_head_imports_two_rooms_and_no_more_of_pytorch_than_import_torch_does() -> None:
+    """So it takes a few milliseconds. PyTorch's compiler alone, which a decorator can import, takes a second."""
+    done = subprocess.run([sys.executable, "-c", FIRST_HEAD], check=True, capture_output=True, text=True)
+    found = done.stdout.split()
+    assert "engram.nn.dhp" in found
+    assert {name.split(".")[0] for name in found} - sys.stdlib_module_names == {"engram"}
+    assert {name.split(".")[1] for name in found if name.startswith("engram.")} == {"common", "nn"}
 
 
 def test_the_package_holds_its_rooms_and_nothing_else() -> None:

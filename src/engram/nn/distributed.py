@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from engram.common.errors import InputError
+from engram.nn.modules import constant_for_compiler
 
 Ranks = Any  # a ProcessGroup of at least two; a PyTorch without torch.distributed has no such name
 
@@ -80,7 +81,7 @@ def ranks_of_call(module: nn.Module) -> Ranks | None:
     return _if_several(around)
 
 
-@torch.compiler.assume_constant_result  # a compiler asks once, and does not trace it
+@constant_for_compiler
 def _ranks_for_compiler(module: nn.Module) -> Ranks | None:
     return _if_several(_wrappers_around(module))
 
@@ -118,17 +119,16 @@ def _note(wrapper: DistributedDataParallel) -> None:
     if wrapper not in _wrappers:
         _wrappers.add(wrapper)
         _around.clear()
-        wrapper.register_forward_pre_hook(_start_forward)
-        wrapper.register_forward_hook(_end_forward)
+        # Not decorators: they would import the compiler, which takes a second, together with this module.
+        wrapper.register_forward_pre_hook(torch.compiler.disable(_start_forward))
+        wrapper.register_forward_hook(torch.compiler.disable(_end_forward))
 
 
-@torch.compiler.disable
 def _start_forward(wrapper: nn.Module, inputs: Any) -> None:
     if isinstance(wrapper, DistributedDataParallel):
         _running.add(wrapper)
 
 
-@torch.compiler.disable
 def _end_forward(wrapper: nn.Module, inputs: Any, outputs: Any) -> None:
     if isinstance(wrapper, DistributedDataParallel):
         _running.discard(wrapper)

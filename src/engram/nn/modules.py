@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -93,7 +95,24 @@ def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     return linear
 
 
-@torch.compiler.assume_constant_result  # a compiler asks once, and does not trace it
+def constant_for_compiler(function: Function) -> Function:
+    """A decorator: a compiler calls the function once, takes its result for a constant, and does not trace it.
+
+    It leaves the mark that `torch.compiler.assume_constant_result` leaves. That one imports the compiler too, which
+    takes a second, and most programs that use a head compile nothing.
+
+    Args:
+        function: any.
+
+    Example:
+        >>> @constant_for_compiler
+        ... def number_of_processes() -> int: ...
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_for_compiler
 def is_mapped() -> bool:
     """Whether this call is mapped or differentiated by `torch.func`, where values cannot be looked at.
 
