@@ -161,7 +161,6 @@ class Quadratic(Penalty):
         return batches
 
     # --- what an engine uses
-
     @torch.no_grad()
     def pull(self, learning_rate: float | Mapping[str, float], step: str = "proximal") -> Pull | None:
         """What the penalty does to the weights in a step; None before the first consolidation.
@@ -201,6 +200,7 @@ class Quadratic(Penalty):
             >>> penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
         """
         self.state = remember(self.state, importance, self.anchors(), self.keeps_every_term, self.gamma)
+        self._alive = self._terms = self._pull = None  # which would keep the last state in memory
 
     def in_force(self, parameters: Weights) -> dict[str, Tensor]:
         """Weights as the network computes with them: where a trace is protected too, with what it adds.

@@ -225,7 +225,6 @@ class Mapped:
         return self.parts[first, last]
 
     # --- looking ------------------------------------------------------------------------------------------------
-
     def dynamics(self) -> Tensor:
         return torch.cat([section.dynamics() for section in self.sections])
 
@@ -233,6 +232,9 @@ class Mapped:
         return torch.cat([section.rows.finite() for section in self.sections])
 
     def consolidate(self, n: int, seen: Mapping[int, Task] | None = None) -> Tensor:
+        self.graphs.clear()  # and the steps, since importances need the memory: `begin_task` makes both anew
+        for section in self.sections:
+            section.steps = {}
         settle_heads(self.learners)
         tasks = dict(zip(self.batches.trials, self.batches.tasks(n), strict=True)) if seen is None else seen
         for rehearsing in self.rehearsing:  # which never consolidate within a task
