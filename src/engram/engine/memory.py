@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engram.data.batches import read_inputs
+from engram.data.batches import LONGEST_PIECE, read_inputs
+from engram.engine.gpu.heads import writes_half
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches
+from engram.nn.memory_heads import MemoryHead
 from engram.penalties.quadratic import form_of
+from engram.rehearsal import Batch, Rehearsal
+from engram.rehearsal.rehearsal import moment_of
 
 Made = TypeVar("Made")
 SHARE_OF_MEMORY = 0.8  # the fraction of the free memory that a stack may take
+TRIED = 1000  # samples at most, to count what a step keeps: of a larger batch it keeps proportionally more
 
 
 class Portion:
@@ -57,31 +63,24 @@ class Portion:
             self.notes.append(f"{self.what} takes {at_once // 2} samples at a time, as more do not fit into memory")
 
 
-def tensors_per_weight(learner: Learner) -> int:
-    """The largest number of tensors, each the size of the weights, that a learner consists of.
-
-    The weights and room for a gradient; what the optimizer remembers; for a penalty what it remembers now (SI's path,
-    start and step before), importance and anchor of its terms (EWC has a term for every task), gain and shift, and as
-    much again while those of the next task are made.
-
-    Args:
-        learner: before its first task.
-
-    Example:
-        >>> tensors_per_weight(learner)  # without a penalty
-        2
-    """
-    penalty = learner.penalty
-    own = 2 + len(set(Optimizer.of(learner.config).slots) - {"steps"})
-    if not penalty.remembers:
-        return own
-    form = form_of(penalty)
-    terms = 2 * learner.config.num_tasks if form is not None and form.keeps_every_term else 2
-    return own + terms + 2 + 2 + len(penalty.state) // len(penalty.parameters)
-
-
 def bytes_of(learner: Learner, inputs: Tensor) -> int:
-    """The memory that a learner takes: its tensors, and what a step saves of a batch for the backward pass.
+    """The memory that a learner takes as part of a stack, at the moment when it takes the most.
+
+    Always there are its weights and buffers; what its optimizer and its rehearsal remember; and what its penalty does:
+    SI's path and start, and an importance and an anchor of each protected weight, with EWC for every task.
+
+    One of three moments takes the most:
+
+    - The start of a task. Gain and shift of each protected weight are made model by model and copied into the stack,
+      so they are there twice. So is what the rehearsal remembers, and what the optimizer does of one weight at a time.
+    - A step: gain and shift; a gradient of each weight, and a copy of the largest, which a kernel may need in another
+      layout; and what `bytes_of_step` counts. What a batch adds to the sums of a head is as large as they are. A-GEM
+      has two gradients and their projection. When all this but the gradients is gone, a memory of samples is made from
+      the old one. Where a kernel adds only to the lower half of sums, halves and whole are made after some steps.
+    - The end of a task, when importances are computed. `vmap` gets copies of the weights and buffers, and a second one
+      of the protected weights. An importance is there three times: the sum so far, a batch's part, and the new sum.
+      Inputs are there twice, as they are read and as they are dealt out. Gradients, gain and shift are gone by then.
+      More samples than those of a batch are read at a time only if they fit.
 
     Args:
         learner: before its first task.
@@ -90,24 +89,107 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
     Example:
         >>> bytes_of(learner, inputs)
     """
-    weights = sum(theta.numel() * theta.element_size() for theta in learner.model.parameters())
-    kept = 0
+    model, rehearsal = learner.model, learner.rehearsal
+    weights, buffers, remembered = map(_sum, (model.parameters(), model.buffers(), learner.remembered.values()))
+    sums = _sum(buffer for buffer in model.buffers() if buffer.dtype == torch.float64 != inputs.dtype)
+    sizes = [theta.nbytes for theta in model.parameters() if theta.requires_grad]
+    largest = max(sizes, default=0)
+    num_slots = len(set(Optimizer.of(learner.config).slots) - {"steps"})
+    protected, pull, of_penalty = _bytes_of_penalty(learner)
+    activations = bytes_of_step(learner, inputs)
 
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.numel() * tensor.element_size()
+    held = weights + buffers + num_slots * sum(sizes) + remembered + of_penalty
+    start = held + 2 * pull + num_slots * largest + remembered
+    num_gradients = 3 if rehearsal is not None and rehearsal.projects else 1
+    stored = remembered if rehearsal is not None and rehearsal.stores else 0
+    both_halves = 3 * sums if any(map(writes_half, model.modules())) else 0
+    gradients = num_gradients * sum(sizes)
+    step = held + pull + max(gradients + largest + activations + sums, gradients + stored, both_halves)
+    batch = inputs[0].nbytes * learner.config.batch_size
+    end = held + weights + buffers + protected + 3 * protected + activations + batch if protected else 0
+    return max(start, step, end)
+
+
+def _bytes_of_penalty(learner: Learner) -> tuple[int, int, int]:
+    """Of the protected weights; of gain and shift, with those that move with a trace; and of all it remembers."""
+    penalty = learner.penalty
+    if not penalty.remembers:
+        return 0, 0, 0
+    protected = _sum(penalty.parameters.values())
+    moving = _sum(theta for name, theta in penalty.parameters.items() if name in penalty.fast)
+    form = form_of(penalty)
+    every = form is not None and form.keeps_every_term
+    num_terms = max(1, learner.config.num_tasks - 1) if every else 1  # in the last task
+    return protected, 2 * protected + moving, 2 * num_terms * protected + _sum(penalty.state.values())
+
+
+def _sum(tensors: Iterable[Tensor]) -> int:
+    """The bytes of tensors, each counted once."""
+    return sum({id(tensor): tensor.nbytes for tensor in list(tensors)}.values())
+
+
+def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
+    """What a step keeps of its batch until the backward pass, and the gradient of the largest of these tensors.
+
+    A convolution of a stack keeps the patches of its inputs. A memory head makes its features ψ, and again in double
+    precision. Weights are not counted: they are there in any case. A rehearsal also has the random numbers of the next
+    steps, for batches of the usual size and for a shorter last one.
+
+    Args:
+        learner: before its first task.
+        inputs: a small batch.
+
+    Example:
+        >>> bytes_of_step(learner, inputs)
+    """
+    model, rehearsal, batch_size = copy.deepcopy(learner.model).eval(), learner.rehearsal, learner.config.batch_size
+    inputs = inputs[torch.arange(min(batch_size, TRIED), device=inputs.device) % len(inputs)]
+    there = [*model.parameters(), *model.buffers(), *learner.remembered.values()]
+    places = {tensor.untyped_storage().data_ptr() for tensor in there}
+    kept = {inputs.untyped_storage().data_ptr(): inputs.nbytes}  # by place, since several layers may keep one tensor
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in places:
+            kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    model = copy.deepcopy(learner.model).eval()
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        model(inputs)
-    per_sample = kept // len(inputs)
-    # A second moment is larger than any weight: it, what a batch adds to it, and their sum.
-    sums = 3 * sum(t.numel() * t.element_size() for t in model.buffers() if t.dtype == torch.float64 != inputs.dtype)
-    remembered = 2 * sum(tensor.numel() * tensor.element_size() for tensor in learner.remembered.values())
-    repeats = 1 if learner.rehearsal is None else 3  # batches of one step: the new one and what is repeated
-    steps = 2 * repeats * per_sample * learner.config.batch_size
-    return sums + remembered + weights * tensors_per_weight(learner) + steps
+    def keep_patches(layer: nn.Module, entered: tuple[Tensor, ...], maps: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        patches.append((layer.weight[0].numel() + 1) * maps.nbytes // layer.out_channels)  # with a one for the bias
+
+    def make_features(psi: nn.Module, entered: tuple[Tensor, ...], features: Tensor) -> None:
+        made.append(features.nbytes + features.numel() * torch.float64.itemsize)
+
+    patches: list[int] = []
+    made: list[int] = []
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d) and rehearsal is None:  # a stack that rehearses maps it as it is
+            layer.register_forward_hook(keep_patches)
+        if isinstance(layer, MemoryHead):
+            layer.psi.register_forward_hook(make_features)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        # What is returned holds what is kept, so that no two of these tensors have the same place.
+        losses = [model(inputs)] if rehearsal is None else _rehearsed(rehearsal, model, learner.remembered, inputs)
+    del losses
+    numbers = 0 if rehearsal is None else sum(map(math.prod, rehearsal.draws(batch_size).values()))
+    sizes = [*kept.values(), *patches]
+    of_batch = (sum(sizes) + max(sizes) + sum(made)) * batch_size // len(inputs)
+    return of_batch + 2 * LONGEST_PIECE * numbers * torch.float64.itemsize
+
+
+def _rehearsed(rehearsal: Rehearsal, model: nn.Module, state: dict[str, Tensor], inputs: Tensor) -> list[Tensor]:
+    """The losses of a step that rehearses, in the second of two tasks that have all classes."""
+    with torch.no_grad():
+        classes = range(model(inputs[:1]).shape[-1])
+    targets = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+    moment = moment_of([classes, classes], 1, len(classes), inputs.device)
+    shapes = rehearsal.draws(len(inputs))
+    random = {name: torch.zeros(s, dtype=torch.float64, device=inputs.device) for name, s in shapes.items()}
+    losses = [*rehearsal.loss(model, model, state, Batch(inputs, targets), random, moment)]
+    if rehearsal.projects:
+        losses.append(rehearsal.reference_loss(model, dict(model.named_parameters()), state, random, moment))
+    return losses
 
 
 def bytes_of_data(batches: Batches) -> int:
