@@ -22,6 +22,7 @@ from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import TRIED, bytes_of, bytes_of_step
 from engram.engine.program import Batches
+from engram.penalties.quadratic import Quadratic
 
 SHAPES = {"permuted-mnist": ((1, 28, 28), 10), "vision-mixture": ((3, 32, 32), 50)}
 # MB at the peak of a GPU's memory, for 80 of the paper's networks in their second task, with their data
@@ -134,6 +135,17 @@ def test_a_stack_takes_what_is_counted_for_each_of_its_models(method: str, chang
         config = config.replace(hidden=[400, 400])
     taken = (peak_of(config, 6) - peak_of(config, 2)) / 4
     assert 1.0 <= counted(config) / taken <= 1.5
+
+
+def test_a_penalty_does_not_keep_what_it_remembered_before() -> None:
+    penalty = learner_of(preset("permuted-mnist", "online-ewc", hidden=[20])).penalty
+    assert isinstance(penalty, Quadratic)
+    ones = {name: torch.ones_like(theta) for name, theta in penalty.parameters.items()}
+    penalty.remember(ones)
+    penalty.pull(0.1)
+    before = [weakref.ref(anchor) for anchor in penalty.terms[0].anchor.values()]
+    penalty.remember(ones)
+    assert [anchor() for anchor in before] == [None] * len(before)
 
 
 def test_a_large_batch_is_counted_without_being_tried() -> None:

@@ -17,6 +17,7 @@ from engram import preset
 from engram.common.errors import Stopped
 from engram.config.effect import has_effect
 from engram.config.settings import Config
+from engram.data.batches import read_inputs
 from engram.engine.build import build_learner
 from engram.engine.choose import architectures, choose_program
 from engram.engine.cpu.descent import descent_of
@@ -24,7 +25,7 @@ from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.program import Mapped
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
-from engram.engine.memory import tensors_per_weight
+from engram.engine.memory import bytes_of
 from engram.engine.optimizer import Optimizer, check_state
 from engram.engine.program import Batches
 
@@ -207,13 +208,15 @@ def test_which_models_are_one_section() -> None:
 
 
 def test_memory_counts_what_the_optimizer_remembers() -> None:
-    def tensors(**settings: Any) -> int:
-        return tensors_per_weight(build(config_of(trials=1, **settings))[0][0])
+    def size(**settings: Any) -> int:
+        learners, batches = build(config_of(trials=1, **settings))
+        return bytes_of(learners[0], read_inputs(batches.tasks(0)[0].train[slice(2)].inputs, dtype=batches.dtype))
 
-    assert tensors() == tensors(weight_decay=0.1) == 2
-    assert tensors(momentum=0.9) == 3
-    assert tensors(optimizer="adam") == tensors(optimizer="adamw", momentum=0.9) == 4
-    assert tensors(method="si", optimizer="adam") == tensors(method="si") + 2
+    weights = sum(theta.nbytes for theta in build(config_of(trials=1))[0][0].model.parameters())
+    assert size() == size(weight_decay=0.1)
+    assert size(momentum=0.9) == size() + weights
+    assert size(optimizer="adam") == size(optimizer="adamw", momentum=0.9) == size() + 2 * weights
+    assert size(method="si", optimizer="adam") == size(method="si") + 2 * weights
 
 
 # --- states
