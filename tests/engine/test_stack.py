@@ -31,7 +31,7 @@ from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
-from engram.engine.memory import Portion, bytes_of, bytes_of_data, largest_stack
+from engram.engine.memory import Portion, bytes_of, bytes_of_data, bytes_of_step, largest_stack
 from engram.engine.program import Batches, Program, SideBySide
 from engram.engine.training import Runtime
 from engram.penalties import EWC, MAS, Penalty
@@ -890,9 +890,11 @@ def test_what_a_learner_takes_grows_with_all_it_consists_of() -> None:
     assert size("permuted", "ewc", num_tasks=2) < size("permuted", "ewc", num_tasks=9)
     assert size("custom", "dhp", batch_size=16) < size("custom", "dhp", batch_size=64)
     assert size("custom", "dhp") < size("custom", "dhp", network="cnn")
-    (free,), _ = build([config_of("custom", "dhp", trials=1)])
-    weights = sum(theta.nbytes for theta in free.model.parameters())
-    assert 2 * weights < size("custom", "dhp") < 4 * weights, "weights, gradients, and what a step keeps"
+    (free,), batches = build([config_of("custom", "dhp", trials=1)])
+    weights, trace = (sum(tensor.nbytes for tensor in own()) for own in (free.model.parameters, free.model.buffers))
+    largest = max(theta.nbytes for theta in free.model.parameters())
+    of_step = bytes_of_step(free, example_of(batches)[0])
+    assert size("custom", "dhp") == 2 * weights + trace + largest + of_step, "two tensors the size of the weights"
 
 
 def test_data_that_trials_share_count_once() -> None:
