@@ -27,6 +27,7 @@ from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu import consolidation
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
@@ -849,6 +850,21 @@ def test_a_portion_is_halved_until_it_fits_and_stays_so() -> None:
 
     with pytest.raises(torch.cuda.OutOfMemoryError):
         portion.fitting(hopeless, 4)
+
+
+@pytest.mark.parametrize("method", ["online-ewc", "mas", "si"])
+def test_importances_of_all_trials_are_computed_as_one(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    together = []
+    compute = consolidation._importances
+
+    def count(section: Any, rows: list[int], *more: Any) -> Any:
+        together.append(len(rows))
+        return compute(section, rows, *more)
+
+    monkeypatch.setattr(consolidation, "_importances", count)
+    learners, batches = build([config_of("permuted", method, epochs=1, strength=s) for s in (0.5, 1.0)])
+    train(stacked(learners, batches), batches)
+    assert set(together) == {4}
 
 
 def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,8 @@ def consolidate_section(
 
 def _kind(penalty: Quadratic) -> tuple[Any, ...]:
     """What penalties must have in common to be mapped as one; numbers may differ from model to model."""
-    fixed = {name: value for name, value in penalty.settings.items() if not isinstance(value, float)}
+    # A seed is for draws alone, and importances that draw numbers are not mapped.
+    fixed = {name: v for name, v in penalty.settings.items() if not isinstance(v, float) and name != "seed"}
     return (type(penalty), tuple(penalty.parameters), tuple(penalty.state), tuple(sorted(fixed.items())))
 
 
