@@ -187,10 +187,10 @@ class MemoryHead(Head):
     def _settle_if_needed(self) -> None:
         # In a stack the engine settles each model before it evaluates; an exporter sees the last reading.
         if not is_exported() and not is_mapped():
-            self._settle_outside()
+            settle = self._settle_if_unread  # at each call, also of a compiled model; a decorator imports the compiler
+            (torch.compiler.disable(settle) if torch.compiler.is_compiling() else settle)()
 
-    @torch.compiler.disable  # a compiled model looks, at each call, whether anything was written since
-    def _settle_outside(self) -> None:
+    def _settle_if_unread(self) -> None:
         if self.unread or (self.check_values and not self.count.any()):
             self.settle()
 
