@@ -53,7 +53,7 @@ def chain_of(model: nn.Module) -> list[Link]:
                 follow(f"{prefix}.{name}", child)
                 continue
             own = [p for p in child._parameters.values() if p is not None]
-            sole = places[id(child)] == 1 and _is_as_made(child) and all(owners[id(p)] == 1 for p in own)
+            sole = places[id(child)] == 1 and is_as_made(child) and all(owners[id(p)] == 1 for p in own)
             links.append(Link(f"{prefix}.{name}", child, sole))
 
     follow("features", model.features)
@@ -61,11 +61,19 @@ def chain_of(model: nn.Module) -> list[Link]:
 
 
 def _is_sequential(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and _is_as_made(module)
+    return type(module) is nn.Sequential and is_as_made(module)
 
 
-def _is_as_made(module: nn.Module) -> bool:
-    """Whether it does what its class says: it has no hooks, which may do anything, and no `forward` set on it alone."""
+def is_as_made(module: nn.Module) -> bool:
+    """Whether it does what its class says: it has no hooks, which may do anything, and no `forward` set on it alone.
+
+    Args:
+        module: any.
+
+    Example:
+        >>> is_as_made(nn.Linear(2, 2))
+        True
+    """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return not any(hooks) and not {"forward", "_call_impl"} & set(vars(module)) and "__call__" not in vars(type(module))
 

@@ -159,51 +159,97 @@ def before_batch(memory: Tensor) -> Tensor:
     return copy_for_backward(memory) if torch.compiler.is_compiling() else memory
 
 
-class PlasticSoftmax(torch.autograd.Function):
-    """Writes the trace from a batch, then reads it; with explicit derivatives, which is faster than autograd.
+Saved = tuple[Tensor, ...]  # what the backward pass needs of the forward pass
+
+
+def project_rate(eta: Tensor) -> None:
+    """η back onto [0, 1], in place.
+
+    Args:
+        eta: η, of any shape.
+
+    Example:
+        >>> project_rate(head.eta)
+    """
+    eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
+
+
+def write_and_read(
+    hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
+) -> tuple[Tensor, Tensor, Saved]:
+    """Write a batch into the trace, then read it. Returns the logits, the trace, and what `slopes_of` needs.
 
     Eq. 3:  Hebb′ = Hebb + η (h̃ − Hebb), for the classes of the batch        Eq. 2:  z = (θ + α Hebb′) h
 
-    With D = (∂L/∂z)ᵀ h, the derivative with respect to the weight in force:
+    All tensors may have further axes in front, the same for all: so one call serves a whole stack of models.
+
+    Args:
+        hidden: h (B, m).
+        target: class numbers (B,).
+        weight: θ (C, m).
+        alpha: α (C, m) or ().
+        eta: η ().
+        hebb: Hebb (C, m) before the batch, which is not changed.
+
+    Example:
+        >>> logits, written, saved = write_and_read(hidden, target, head.weight, head.alpha, head.eta, head.hebb)
+    """
+    share, present = class_shares(target, weight.shape[-2], hidden.dtype)
+    surprise = (share.mT @ hidden).sub_(hebb).mul_(present)  # h̃ − Hebb (…, C, m), 0 for absent classes
+    # a copy of η, since the optimizer may change it before the backward pass
+    rate = eta.clone().unsqueeze(-1).unsqueeze(-1)
+    # Eq. 3 again, and not by `write_trace`: this fused operation rounds once where that one rounds twice, so about
+    # one value in 600 differs in its last digit. To share a line would change the results of one or the other.
+    written = torch.addcmul(hebb, rate, surprise)
+    in_force = plastic_weight(weight, as_matrix(alpha, weight), written)
+    return hidden @ in_force.mT, written, (hidden, weight, alpha, written, in_force, share, rate, surprise)
+
+
+def slopes_of(d: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The derivatives of the loss with respect to h, θ, α and η. With D = dᵀ h, that by the weight in force:
 
         ∂L/∂θ = D      ∂L/∂α = D Hebb′      ∂L/∂Hebb′ = D α =: F      ∂L/∂η = Σ F (h̃ − Hebb)
-        ∂L/∂h = (∂L/∂z) (θ + α Hebb′) + η share F
+        ∂L/∂h = d (θ + α Hebb′) + η share F
 
-    All tensors may have further axes in front, the same for all: so one call serves a whole stack of models.
+    Args:
+        d: ∂L/∂z (B, C).
+        saved: what `write_and_read` returned.
+
+    Example:
+        >>> by_hidden, by_weight, by_alpha, by_eta = slopes_of(d, saved)
     """
+    hidden, weight, alpha, written, in_force, share, rate, surprise = saved
+    slope = d.mT @ hidden  # D (…, C, m)
+    fast = slope * as_matrix(alpha, weight)  # F
+    by_alpha = slope * written
+    if alpha.ndim < weight.ndim:
+        by_alpha = by_alpha.sum(dim=(-2, -1))
+    by_eta = (fast * surprise).sum(dim=(-2, -1))
+    # d (θ + α Hebb′) + η share F, as one product
+    by_hidden = torch.cat([d, rate * share], dim=-1) @ torch.cat([in_force, fast], dim=-2)
+    return by_hidden, slope, by_alpha, by_eta
+
+
+class PlasticSoftmax(torch.autograd.Function):
+    """`write_and_read` for autograd, with the derivatives of `slopes_of`, which are faster than autograd's own."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
     ) -> tuple[Tensor, Tensor]:
-        share, present = class_shares(target, weight.shape[-2], hidden.dtype)
-        surprise = (share.mT @ hidden).sub_(hebb).mul_(present)  # h̃ − Hebb (…, C, m), 0 for absent classes
-        # a copy of η, since the optimizer may change it before the backward pass
-        rate = eta.clone().unsqueeze(-1).unsqueeze(-1)
-        # Eq. 3 again, and not by `write_trace`: this fused operation rounds once where that one rounds twice, so about
-        # one value in 600 differs in its last digit. To share a line would change the results of one or the other.
-        written = torch.addcmul(hebb, rate, surprise)
-        in_force = plastic_weight(weight, as_matrix(alpha, weight), written)
+        logits, written, saved = write_and_read(hidden, target, weight, alpha, eta, hebb)
         ctx.mark_non_differentiable(written)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, alpha, written, in_force, share, rate, surprise)
-        return hidden @ in_force.mT, written
+        ctx.save_for_backward(*saved)
+        return logits, written
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, alpha, written, in_force, share, rate, surprise = ctx.saved_tensors
         d = gradients[0]
         if d is None:
             return (None,) * 6
-        slope = d.mT @ hidden  # D (…, C, m)
-        fast = slope * as_matrix(alpha, weight)  # F
-        by_alpha = slope * written
-        if alpha.ndim < weight.ndim:
-            by_alpha = by_alpha.sum(dim=(-2, -1))
-        by_eta = (fast * surprise).sum(dim=(-2, -1))
-        # (∂L/∂z) (θ + α Hebb′) + η share F, as one product
-        by_hidden = torch.cat([d, rate * share], dim=-1) @ torch.cat([in_force, fast], dim=-2)
-        return by_hidden, None, slope, by_alpha, by_eta, None
+        by_hidden, by_weight, by_alpha, by_eta = slopes_of(d, ctx.saved_tensors)
+        return by_hidden, None, by_weight, by_alpha, by_eta, None
 
 
 def as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:

@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
+from engram.engine.cpu.chain import Slopes, known_chain
 from engram.engine.inspection import chain_of, has_gradient_hooks
 from engram.engine.learner import Learner
-from engram.engine.weight_step import prepare_state, weight_step
+from engram.engine.weight_step import OptimizedStep, prepare_state, weight_step
 from engram.nn.classes import mask_logits
 from engram.penalties.per_sample import find_product_layers
 from engram.penalties.quadratic import Quadratic, form_of
-from engram.penalties.step import moved_shift
+from engram.penalties.step import WeightStep, moved_shift
 
 
 class Descent(Protocol):
@@ -80,11 +81,15 @@ class FactoredDescent:
             of_penalty = (config.penalty_step, pulls.get(name), paths.get(name))
             steps[name] = weight_step(theta, self.optimizer, slots, *of_penalty)
         self.layer_steps = {prefix: (steps[prefix + "weight"], steps.get(prefix + "bias")) for prefix in self.layers}
-        self.direct_steps = [steps[name] for name in self.direct]
+        self.direct_steps = {name: steps[name] for name in self.direct}
+        self.chain = known_chain(self.learner.model, self.layers)
 
     @contextmanager
     def steps(self) -> Iterator[None]:
         """Within the `with` block, the factored layers are watched, and autograd does not make their gradients."""
+        if self.chain is not None:
+            yield
+            return
 
         def watch(prefix: str, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             if not output.requires_grad:
@@ -106,30 +111,47 @@ class FactoredDescent:
                 theta.requires_grad_(True)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        logits = mask_logits(self.learner.model(inputs, targets), self.classes)
-        loss = F.cross_entropy(logits, targets)
-        if not loss.requires_grad:  # a head that only remembers: there is nothing to train
-            return loss
-        outputs = []
-        for prefix, (_, output, version) in self.seen.items():
-            if output._version != version:
-                raise InputError(f"the output of {prefix.removesuffix('.')!r} was changed in place")
-            outputs.append(output)
-        gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()], allow_unused=True)
+        slopes = self._slopes(inputs, targets) if self.chain is None else self.chain.slopes(inputs, targets, self.classes)
+        if not (slopes.products or slopes.direct):  # a head that only remembers: there is nothing to train
+            return slopes.loss
         with torch.no_grad():
             proximal = self.learner.config.penalty_step == "proximal"
             if not proximal:  # the gradient's step starts from the weights that the loss was computed with
                 self._move_anchors()
-            for prefix, delta in zip(self.seen, gradients, strict=False):
-                self._step_layer(prefix, delta)
-            direct = list(zip(self.direct, self.direct_steps, gradients[len(outputs) :], strict=True))
-            for _, step, gradient in [entry for entry in direct if entry[0] not in self.moving]:
-                step.take(torch.zeros_like(step.theta) if gradient is None else gradient)
+            for prefix, delta, entered in slopes.products:
+                weight, bias = self.layer_steps[prefix]
+                if delta is None:  # the output was not used; a penalty still pulls
+                    _take(weight, None)
+                else:
+                    weight.take_product(delta, entered)
+                if bias is not None:
+                    _take(bias, None if delta is None else delta.sum(dim=0))
+            for name, step in self.direct_steps.items():
+                if name not in self.moving:
+                    _take(step, slopes.direct[name])
             if proximal:
                 self._move_anchors()
-            for _, step, gradient in [entry for entry in direct if entry[0] in self.moving]:
-                step.take(torch.zeros_like(step.theta) if gradient is None else gradient)
-        return loss.detach()
+            for name, step in self.direct_steps.items():
+                if name in self.moving:
+                    _take(step, slopes.direct[name])
+        return slopes.loss
+
+    def _slopes(self, inputs: Tensor, targets: Tensor) -> Slopes:
+        """By autograd, for any model."""
+        logits = mask_logits(self.learner.model(inputs, targets), self.classes)
+        loss = F.cross_entropy(logits, targets)
+        if not loss.requires_grad:
+            return Slopes(loss, (), {})
+        for prefix, (_, output, version) in self.seen.items():
+            if output._version != version:
+                raise InputError(f"the output of {prefix.removesuffix('.')!r} was changed in place")
+        outputs = [output for _, output, _ in self.seen.values()]
+        gradients = torch.autograd.grad(loss, [*outputs, *self.direct.values()], allow_unused=True)
+        products = [
+            (prefix, delta, entered)
+            for (prefix, (entered, _, _)), delta in zip(self.seen.items(), gradients, strict=False)
+        ]
+        return Slopes(loss.detach(), products, dict(zip(self.direct, gradients[len(outputs) :], strict=True)))
 
     def _move_anchors(self) -> None:
         for name, shift in self.moving.items():
@@ -137,14 +159,10 @@ class FactoredDescent:
             assert pull is not None
             shift.copy_(moved_shift(pull, name, self.penalty.fast))
 
-    def _step_layer(self, prefix: str, delta: Tensor | None) -> None:
-        weight, bias = self.layer_steps[prefix]
-        if delta is None:  # the output was not used; a penalty still pulls
-            weight.take(torch.zeros_like(weight.theta))
-        else:
-            weight.take_product(delta, self.seen[prefix][0])
-        if bias is not None:
-            bias.take(torch.zeros_like(bias.theta) if delta is None else delta.sum(dim=0))
+
+def _take(step: WeightStep | OptimizedStep, gradient: Tensor | None) -> None:
+    """A step along the gradient; a penalty also pulls a weight that the loss does not depend on."""
+    step.take(torch.zeros_like(step.theta) if gradient is None else gradient)
 
 
 def descent_of(learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
