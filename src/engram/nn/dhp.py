@@ -186,7 +186,7 @@ class DHPSoftmax(nn.Module):
     def _write_then_read(self, hidden: Tensor, target: Tensor) -> Tensor:
         weight, alpha, eta, hebb = self.weight, self.alpha, self.eta, self.hebb
         if self.eta_range == "unit":
-            trace.project_rate(eta)
+            eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
         ranks = ranks_of_call(self)
         # the explicit derivatives are those of one rank's batch; a compiler derives its own
         if self.literal and ranks is None and not torch.compiler.is_compiling():

@@ -162,18 +162,6 @@ def before_batch(memory: Tensor) -> Tensor:
 Saved = tuple[Tensor, ...]  # what the backward pass needs of the forward pass
 
 
-def project_rate(eta: Tensor) -> None:
-    """η back onto [0, 1], in place.
-
-    Args:
-        eta: η, of any shape.
-
-    Example:
-        >>> project_rate(head.eta)
-    """
-    eta.detach().copy_(eta.detach().clamp(0, 1))  # `clamp_` cannot be mapped
-
-
 def write_and_read(
     hidden: Tensor, target: Tensor, weight: Tensor, alpha: Tensor, eta: Tensor, hebb: Tensor
 ) -> tuple[Tensor, Tensor, Saved]:

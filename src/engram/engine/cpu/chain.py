@@ -6,8 +6,10 @@ operations that autograd would call are called in its order, so every gradient i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -65,32 +67,82 @@ class Layer:
         return aten.threshold_backward.default(by_activated, z, 0)
 
 
-def plastic_pass(head: DHPSoftmax, hidden: Tensor, targets: Tensor) -> tuple[Tensor, HeadBackward]:
-    """The logits of the DHP Softmax, which writes its trace, and its backward pass."""
-    if head.eta_range == "unit":
-        trace.project_rate(head.eta)
-    logits, written, saved = trace.write_and_read(hidden, targets, head.weight, head.alpha, head.eta, head.hebb)
-    head.hebb.copy_(written)
+class HeadPass(Protocol):
+    """The passes of one head: forward, then backward for the same batch."""
 
-    def backward(d: Tensor) -> tuple[Tensor, Gradients]:
-        by_hidden, weight, alpha, eta = trace.slopes_of(d, saved)
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor: ...  # the logits
+
+    def backward(
+        self, d: Tensor
+    ) -> tuple[Tensor, Gradients]: ...  # ∂L/∂h, and the gradients of the weights, from ∂L/∂z
+
+
+class LinearPass:
+    """The plain head:  z = θ h + b.
+
+    Args:
+        head: whose passes.
+
+    Example:
+        >>> passes = LinearPass(head)
+        >>> logits = passes.forward(hidden, targets)
+        >>> by_hidden, gradients = passes.backward(d)
+    """
+
+    def __init__(self, head: LinearSoftmax):
+        self.head = head
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        self.hidden = hidden
+        return F.linear(hidden, self.head.weight, self.head.bias)
+
+    def backward(self, d: Tensor) -> tuple[Tensor, Gradients]:
+        bias = {} if self.head.bias is None else {"head.bias": d.sum(dim=0)}
+        return d.mm(self.head.weight), {"head.weight": d.t().mm(self.hidden), **bias}
+
+
+class PlasticPass:
+    """The DHP Softmax, which writes its trace in the forward pass.
+
+    Args:
+        head: whose passes.
+
+    Example:
+        >>> logits = PlasticPass(head).forward(hidden, targets)
+    """
+
+    def __init__(self, head: DHPSoftmax):
+        self.head = head
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        head = self.head
+        if head.eta_range == "unit":
+            head.eta.clamp_(0, 1)
+        logits, written, self.saved = trace.write_and_read(
+            hidden, targets, head.weight, head.alpha, head.eta, head.hebb
+        )
+        head.hebb.copy_(written)
+        return logits
+
+    def backward(self, d: Tensor) -> tuple[Tensor, Gradients]:
+        by_hidden, weight, alpha, eta = trace.slopes_of(d, self.saved)
         return by_hidden, {"head.weight": weight, "head.alpha": alpha, "head.eta": eta}
 
-    return logits, backward
 
+def pass_of(head: nn.Module) -> HeadPass | None:
+    """The passes of a head; None if it is not known here.
 
-def linear_pass(head: LinearSoftmax, hidden: Tensor, targets: Tensor) -> tuple[Tensor, HeadBackward]:
-    """The logits of the plain head, and its backward pass."""
+    Args:
+        head: any.
 
-    def backward(d: Tensor) -> tuple[Tensor, Gradients]:
-        bias = {} if head.bias is None else {"head.bias": d.sum(dim=0)}
-        return d.mm(head.weight), {"head.weight": d.t().mm(hidden), **bias}
-
-    return F.linear(hidden, head.weight, head.bias), backward
-
-
-HeadBackward = Callable[[Tensor], tuple[Tensor, Gradients]]  # from ∂L/∂z of the logits to ∂L/∂h and those of its weights
-HEAD_PASSES = {DHPSoftmax: plastic_pass, LinearSoftmax: linear_pass}
+    Example:
+        >>> pass_of(LinearSoftmax(4, 3)).forward(hidden, targets)
+    """
+    if type(head) is LinearSoftmax:
+        return LinearPass(head)
+    if type(head) is DHPSoftmax and head.literal and not head.check_values:
+        return PlasticPass(head)
+    return None
 
 
 @dataclass(frozen=True)
@@ -99,15 +151,15 @@ class Chain:
 
     Args:
         layers: in the order in which they are called.
-        head: one of those in `HEAD_PASSES`.
+        head: the passes of the head.
 
     Example:
-        >>> slopes = Chain([Layer("features.1.", linear, nn.ReLU())], head).slopes(inputs, targets, classes=(0, 1))
+        >>> chain = Chain([Layer("features.1.", linear, nn.ReLU())], pass_of(head))
+        >>> slopes = chain.slopes(inputs, targets, classes=(0, 1))
     """
 
     layers: Sequence[Layer]
-    head: nn.Module
-    ones: dict[torch.dtype, Tensor] = field(default_factory=dict)  # ∂L/∂L
+    head: HeadPass
 
     @torch.no_grad()
     def slopes(self, inputs: Tensor, targets: Tensor, classes: Sequence[int]) -> Slopes:
@@ -124,9 +176,8 @@ class Chain:
             entered = hidden
             z, hidden = layer.forward(entered)
             passed.append((layer, entered, z))
-        logits, head_backward = HEAD_PASSES[type(self.head)](self.head, hidden, targets)  # type: ignore[operator]
-        loss, by_logits = self._cross_entropy(logits, targets, classes)
-        by_hidden, direct = head_backward(by_logits)
+        loss, by_logits = _cross_entropy(self.head.forward(hidden, targets), targets, classes)
+        by_hidden, direct = self.head.backward(by_logits)
         products: list[tuple[str, Tensor | None, Tensor]] = []
         for layer, entered, z in reversed(passed):
             delta = layer.backward(by_hidden, z)
@@ -135,17 +186,23 @@ class Chain:
                 by_hidden = delta.mm(layer.linear.weight)
         return Slopes(loss, products[::-1], direct)
 
-    def _cross_entropy(self, logits: Tensor, targets: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The loss, and its gradient with respect to the logits."""
-        log_p = torch.log_softmax(mask_logits(logits, classes), dim=1)
-        mean, ignored = 1, -100  # as `cross_entropy` has them
-        loss, total = aten.nll_loss_forward.default(log_p, targets, None, mean, ignored)
-        one = self.ones.setdefault(loss.dtype, torch.ones_like(loss))
-        by_log_p = aten.nll_loss_backward.default(one, log_p, targets, None, mean, ignored, total)
-        by_logits = aten._log_softmax_backward_data.default(by_log_p, log_p, 1, log_p.dtype)
-        if len(classes) < logits.shape[-1]:
-            by_logits = by_logits.masked_fill(masked_classes(tuple(classes), logits.shape[-1], logits.device), 0)
-        return loss, by_logits
+
+def _cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradient with respect to the logits."""
+    log_p = torch.log_softmax(mask_logits(logits, classes), dim=1)
+    mean, ignored = 1, -100  # as `cross_entropy` has them
+    loss, total = aten.nll_loss_forward.default(log_p, targets, None, mean, ignored)
+    by_log_p = aten.nll_loss_backward.default(_one(loss.dtype, loss.device), log_p, targets, None, mean, ignored, total)
+    by_logits = aten._log_softmax_backward_data.default(by_log_p, log_p, 1, log_p.dtype)
+    if len(classes) < logits.shape[-1]:
+        by_logits = by_logits.masked_fill(masked_classes(tuple(classes), logits.shape[-1], logits.device), 0)
+    return loss, by_logits
+
+
+@lru_cache(maxsize=16)
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """∂L/∂L."""
+    return torch.ones((), dtype=dtype, device=device)
 
 
 def known_chain(model: nn.Module, factored: Collection[str]) -> Chain | None:
@@ -159,9 +216,10 @@ def known_chain(model: nn.Module, factored: Collection[str]) -> Chain | None:
         >>> known_chain(Network(mlp_features(784, [400], 0.01), DHPSoftmax(400, 10)), ["features.1."]) is None
         False
     """
-    if type(model) is not Network or not is_as_made(model) or not _is_known_head(model.head):
+    if type(model) is not Network or not is_as_made(model) or not is_as_made(model.head):
         return None
-    if any(has_gradient_hooks(theta) for theta in model.parameters()):
+    head = pass_of(model.head)
+    if head is None or any(has_gradient_hooks(theta) for theta in model.parameters()):
         return None
     layers: list[Layer] = []
     for link in chain_of(model):
@@ -173,13 +231,7 @@ def known_chain(model: nn.Module, factored: Collection[str]) -> Chain | None:
             layers[-1] = Layer(layers[-1].prefix, layers[-1].linear, link.layer)
         elif not (_is_plain_flatten(link.layer) and not layers):
             return None
-    return Chain(tuple(layers), model.head) if layers else None
-
-
-def _is_known_head(head: nn.Module) -> bool:
-    if type(head) not in HEAD_PASSES or not is_as_made(head):
-        return False
-    return not isinstance(head, DHPSoftmax) or (head.literal and not head.check_values)
+    return Chain(tuple(layers), head) if layers else None
 
 
 def _is_known_activation(layer: nn.Module) -> bool:
