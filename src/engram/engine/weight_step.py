@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engram.engine.cpu.fused import FusedStep, can_fuse
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer, Slots
 from engram.penalties.step import SCRATCH, GainAndShift, WeightStep, add_to_path, pull_weight
@@ -84,7 +85,8 @@ def weight_step(
         >>> weight_step(theta, Optimizer("sgd", rate=0.01), {}, "proximal", None, None).take(gradient)
     """
     if optimizer.plain:
-        return WeightStep(theta, optimizer.rate, kind, pull, path)
+        plain = FusedStep if can_fuse(theta, pull, path) else WeightStep
+        return plain(theta, optimizer.rate, kind, pull, path)
     return OptimizedStep(theta, optimizer, slots, kind, pull, path)
 
 

@@ -18,9 +18,11 @@ from engram.data.batches import Piece, read_inputs
 from engram.data.scenarios import candidates
 from engram.data.streams import Task
 from engram.engine.cpu.descent import Descent, descent_of
+from engram.engine.cpu.fused import why_not_fused
 from engram.engine.cpu.rehearsal import RehearsalDescent
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
+from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches, accuracy, consolidate_alone, settle_heads
 
 GATHERED = 16  # batches read together for all models of a trial, few enough to stay in a cache
@@ -48,13 +50,18 @@ class OneByOne:
             self.descents = [self._descent_of(learner, inputs, example.targets) for learner in self.learners]
         self.draws = [draws_numbers(learner.model, inputs, example.targets) for learner in self.learners]
         self.orders: list[Tensor] = []
-        self.notes: list[str] = []
+        self.notes = self._compiler_notes()
 
     def _descent_of(self, learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
         if learner.rehearsal is None:
             return descent_of(learner, inputs, targets)
         stream = self.batches.streams[self.place[learner.trial]]
         return RehearsalDescent(learner, stream, self.batches.seed, self.batches.dtype)
+
+    def _compiler_notes(self) -> list[str]:
+        pulled = any(learner.config.penalty and Optimizer.of(learner.config).plain for learner in self.learners)
+        why = why_not_fused() if pulled and self.device.type == "cpu" else None
+        return [] if why is None else [f"steps with a penalty are not compiled, and take longer: {why}"]
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)

@@ -1,0 +1,262 @@
+"""Steps in one pass by a compiled function: PyTorch's to the last digit, and never needed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from builders import assert_results_equal, run_on, small_digits
+from engram import preset
+from engram.engine.cpu import compiled, fused
+from engram.engine.cpu.compiled import Unavailable
+from engram.engine.cpu.fused import FusedStep, can_fuse, why_not_fused
+from engram.engine.learner import Progress
+from engram.engine.optimizer import Optimizer
+from engram.engine.weight_step import weight_step
+from engram.penalties.step import WeightStep
+
+needs_compiler = pytest.mark.skipif(why_not_fused() is not None, reason=f"not fused: {why_not_fused()}")
+SHAPES = [(), (1,), (7,), (33,), (5, 3), (40, 101), (3, 2, 5, 5)]
+CASES = list(itertools.product(["proximal", "gradient"], [True, False], [True, False]))
+Arguments = tuple[Tensor, float, str, tuple[Tensor, Tensor] | None, Tensor | None]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """As if nothing had been compiled or tried; returns the cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache"
+    forget()
+
+
+def forget() -> None:
+    for known in (compiled._library, fused._checked_step):
+        known.cache_clear()
+
+
+def arguments(kind: str, pulled: bool, with_path: bool, shape: tuple[int, ...], dtype: torch.dtype) -> Arguments:
+    """The same ones at each call."""
+    draw = torch.Generator().manual_seed(0)
+    theta, gain, shift, path = (torch.randn(shape, generator=draw, dtype=dtype) for _ in range(4))
+    return theta, 0.0371, kind, (gain, shift) if pulled else None, path if with_path else None
+
+
+def assert_equal_steps(mine: WeightStep, theirs: WeightStep, gradients: list[Tensor]) -> None:
+    """Both take the same steps; weights and paths are then equal bit for bit."""
+    for gradient in gradients:
+        kept = gradient.clone()
+        mine.take(gradient)
+        theirs.take(gradient)
+        assert torch.equal(gradient, kept)
+    assert torch.equal(mine.theta, theirs.theta)
+    if theirs.path is not None:
+        assert mine.path is not None
+        assert torch.equal(mine.path, theirs.path)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("kind", "pulled", "with_path"), CASES)
+def test_steps_are_those_of_pytorch_to_the_last_digit(
+    kind: str, pulled: bool, with_path: bool, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    mine, theirs = (arguments(kind, pulled, with_path, shape, dtype) for _ in range(2))
+    assert can_fuse(mine[0], mine[3], mine[4]) == (pulled or with_path)
+    gradients = [torch.randn(shape, dtype=dtype) * 10.0**power for power in range(-6, 7)]
+    assert_equal_steps(FusedStep(*mine), WeightStep(*theirs), gradients)
+
+
+@needs_compiler
+@pytest.mark.parametrize("special", [float("inf"), float("nan"), 0.0, -0.0, 1e-42, 3e38])
+def test_special_values_are_those_of_pytorch(special: float) -> None:
+    mine, theirs = (arguments("proximal", True, True, (40, 3), torch.float32) for _ in range(2))
+    gradient = torch.randn(40, 3)
+    gradient[::3] = special
+    FusedStep(*mine).take(gradient)
+    WeightStep(*theirs).take(gradient)
+    for a, b in ((mine[0], theirs[0]), (mine[4], theirs[4])):
+        assert torch.equal(a.isnan(), b.isnan())  # type: ignore[union-attr]
+        assert torch.equal(a.nan_to_num().view(torch.int32), b.nan_to_num().view(torch.int32))  # type: ignore[union-attr]
+
+
+GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda g: g.t().contiguous().t(),
+    "every second column": lambda g: torch.stack([g, g], dim=-1).flatten(1)[:, ::2],
+    "expanded": lambda g: g[:1].expand_as(g),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize(("kind", "pulled", "with_path"), CASES)
+def test_gradients_that_are_not_contiguous(kind: str, pulled: bool, with_path: bool, name: str) -> None:
+    mine, theirs = (arguments(kind, pulled, with_path, (9, 5), torch.float32) for _ in range(2))
+    gradient = GRADIENTS[name](torch.randn(9, 5))
+    assert not gradient.is_contiguous()
+    assert_equal_steps(FusedStep(*mine), WeightStep(*theirs), [gradient])
+
+
+def test_tensors_without_plain_memory_are_left_to_pytorch() -> None:
+    theta, _, _, pull, path = arguments("proximal", True, True, (6, 4), torch.float32)
+    assert pull is not None
+    assert path is not None
+    assert not can_fuse(theta.t(), (pull[0].t(), pull[1].t()), None)
+    assert not can_fuse(theta, (pull[0].double(), pull[1].double()), None)
+    assert not can_fuse(theta, (pull[0][:, :1], pull[1]), None)
+    assert not can_fuse(theta, None, path.t().contiguous().t())
+    assert not can_fuse(theta.bfloat16(), None, path.bfloat16())
+    assert not can_fuse(theta, None, None), "one pass is PyTorch's"
+
+
+@needs_compiler
+def test_a_weight_at_an_odd_place_in_memory() -> None:
+    mine, theirs = (arguments("proximal", True, True, (1, 33), torch.float32) for _ in range(2))
+    memory = torch.zeros(67)
+    theta = memory[1:34].view(1, 33).copy_(mine[0])  # not aligned to the size of a vector
+    assert_equal_steps(FusedStep(theta, *mine[1:]), WeightStep(*theirs), [torch.randn(1, 33)])
+    assert not memory[0]
+    assert not memory[34:].any()
+
+
+@needs_compiler
+def test_autograd_notices_that_weights_have_changed() -> None:
+    theta, *others = arguments("proximal", True, False, (4,), torch.float32)
+    theta.requires_grad_()
+    loss = theta.square().sum()
+    with torch.no_grad():
+        FusedStep(theta, *others).take(torch.ones(4))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@needs_compiler
+def test_threads_take_steps_of_different_models() -> None:
+    mine = [arguments("proximal", True, True, (50, 60), torch.float32) for _ in range(4)]
+    gradients = [torch.randn(50, 60) for _ in range(30)]
+    steps = [FusedStep(*one) for one in mine]
+    threads = [threading.Thread(target=lambda s=step: [s.take(g) for g in gradients]) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reference = WeightStep(*arguments("proximal", True, True, (50, 60), torch.float32))
+    for gradient in gradients:
+        reference.take(gradient)
+    for step in steps:
+        assert_equal_steps(step, reference, [])
+
+
+# --- where there is no compiler
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    return "there is no C compiler"
+
+
+def broken_compiler(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    monkeypatch.setenv("CC", "false")
+    return "cannot compile kernels.c"
+
+
+def cache_that_is_a_file(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    cache.write_text("")
+    return ""
+
+
+def others_may_write(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    (cache / "engram" / "compiled").mkdir(parents=True)
+    (cache / "engram" / "compiled").chmod(0o777)
+    return "others can write to"
+
+
+def other_pytorch(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    changed = cache.with_name("kernels.c")
+    changed.write_text(compiled.SOURCE.read_text().replace("FMA(", "NOT_FUSED(") + "")
+    monkeypatch.setattr(compiled, "SOURCE", changed)
+    monkeypatch.setattr(compiled, "FLAGS", [*compiled.FLAGS, "-DNOT_FUSED(a,b,c)=((a)*(b)+(c))"])
+    return "differs from PyTorch's in its last digits"
+
+
+def damaged_library(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    monkeypatch.setattr(compiled, "_compile", lambda library, flags: library.write_bytes(b"no library"))
+    return ""
+
+
+OBSTACLES = [
+    no_compiler,
+    broken_compiler,
+    cache_that_is_a_file,
+    others_may_write,
+    other_pytorch,
+    damaged_library,
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_whatever_goes_wrong_pytorch_takes_the_steps(
+    obstacle: Callable[[pytest.MonkeyPatch, Path], str], monkeypatch: pytest.MonkeyPatch, fresh_process: Path
+) -> None:
+    why = obstacle(monkeypatch, fresh_process)
+    found = why_not_fused()
+    assert found is not None
+    assert why in found
+    theta, rate, kind, pull, path = arguments("proximal", True, True, (5,), torch.float32)
+    assert type(weight_step(theta, Optimizer("sgd", rate=rate), {}, kind, pull, path)) is WeightStep
+
+
+@needs_compiler
+def test_the_library_is_compiled_once_and_leaves_nothing_else(
+    fresh_process: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_not_fused() is None
+    (library,) = [path for path in fresh_process.rglob("*") if path.is_file()]
+    assert library.suffix == ".so"
+    forget()
+    no_compiler(monkeypatch, fresh_process)
+    assert why_not_fused() is None, "it is there already"
+
+
+@needs_compiler
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the administrator may write anywhere")
+def test_a_cache_that_cannot_be_written(fresh_process: Path) -> None:
+    fresh_process.mkdir(mode=0o500)
+    assert why_not_fused() is not None
+
+
+@needs_compiler
+def test_a_run_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch, fresh_process: Path) -> None:
+    digits, quick = small_digits(200, 40), {"num_tasks": 2, "trials": 2, "epochs": 1, "batch_size": 16}
+    configs = [preset("split-mnist", method, **quick) for method in ("si", "dhp+si", "dhp+online-ewc")]
+    configs += [config.replace(penalty_step="gradient") for config in configs]
+    notes: list[str] = []
+
+    def report(progress: Progress) -> None:
+        notes.append(progress.note or "")
+
+    with_compiler = run_on(configs, [digits])
+    forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "_library", lambda: Unavailable("there is no C compiler"))
+        plain = run_on(configs, [digits], report=report)
+    for mine, theirs in zip(with_compiler, plain, strict=True):
+        assert_results_equal(mine, theirs)
+    assert sum("no C compiler" in note for note in notes) == 1
