@@ -40,3 +40,21 @@ enum { NO_PULL, PROXIMAL, GRADIENT };
 
 DEFINE_STEP(step_float32, float, fmaf)
 DEFINE_STEP(step_float64, double, fma)
+
+/* --- Pixels of a batch: `read_inputs` in data/batches.py. value (256) has what each byte becomes; order may be null. */
+
+#define DEFINE_READ(NAME, REAL)                                                                                        \
+    void NAME(                                                                                                         \
+        int64_t samples, int64_t width, const uint8_t *restrict pixels, const int64_t *restrict rows,                  \
+        const int64_t *restrict order, const REAL *restrict value, REAL *restrict out) {                               \
+        for (int64_t i = 0; i < samples; i++) {                                                                        \
+            const uint8_t *restrict row = pixels + rows[i] * width;                                                    \
+            if (order)                                                                                                 \
+                for (int64_t j = 0; j < width; j++) out[i * width + j] = value[row[order[j]]];                         \
+            else                                                                                                       \
+                for (int64_t j = 0; j < width; j++) out[i * width + j] = value[row[j]];                                \
+        }                                                                                                              \
+    }
+
+DEFINE_READ(read_float32, float)
+DEFINE_READ(read_float64, double)

@@ -19,10 +19,10 @@ from engram.data.scenarios import candidates
 from engram.data.streams import Task
 from engram.engine.cpu.descent import Descent, descent_of
 from engram.engine.cpu.fused import why_not_fused
+from engram.engine.cpu.pixels import read_chosen
 from engram.engine.cpu.rehearsal import RehearsalDescent
 from engram.engine.inspection import draws_numbers, own_generators, seed_draws
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
-from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches, accuracy, consolidate_alone, settle_heads
 
 GATHERED = 16  # batches read together for all models of a trial, few enough to stay in a cache
@@ -50,18 +50,14 @@ class OneByOne:
             self.descents = [self._descent_of(learner, inputs, example.targets) for learner in self.learners]
         self.draws = [draws_numbers(learner.model, inputs, example.targets) for learner in self.learners]
         self.orders: list[Tensor] = []
-        self.notes = self._compiler_notes()
+        why = why_not_fused() if self.device.type == "cpu" else None
+        self.notes = [] if why is None else [f"a part of each step is not compiled, and takes longer: {why}"]
 
     def _descent_of(self, learner: Learner, inputs: Tensor, targets: Tensor) -> Descent:
         if learner.rehearsal is None:
             return descent_of(learner, inputs, targets)
         stream = self.batches.streams[self.place[learner.trial]]
         return RehearsalDescent(learner, stream, self.batches.seed, self.batches.dtype)
-
-    def _compiler_notes(self) -> list[str]:
-        pulled = any(learner.config.penalty and Optimizer.of(learner.config).plain for learner in self.learners)
-        why = why_not_fused() if pulled and self.device.type == "cpu" else None
-        return [] if why is None else [f"steps with a penalty are not compiled, and take longer: {why}"]
 
     def begin_task(self, n: int) -> None:
         self.tasks = self.batches.tasks(n)
@@ -119,7 +115,7 @@ class OneByOne:
         task = self.tasks[place]
         first = piece.first_sample + steps.start * piece.batch_size
         chosen = self.orders[place][first : first + len(steps) * piece.batch_size]
-        inputs = read_inputs(task.train.inputs.index_select(0, chosen), task.permutation, self.batches.dtype)
+        inputs = read_chosen(task.train.inputs, chosen, task.permutation, self.batches.dtype)
         targets = task.train.targets[chosen]
         return list(zip(inputs.split(piece.batch_size), targets.split(piece.batch_size), strict=True))
 

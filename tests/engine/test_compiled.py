@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from builders import assert_results_equal, run_on, small_digits
+from builders import assert_results_equal, assert_tensors_equal, run_on, small_digits
 from engram import preset
-from engram.engine.cpu import compiled, fused
+from engram.data.batches import read_inputs
+from engram.engine.cpu import compiled, fused, pixels
 from engram.engine.cpu.compiled import Unavailable
 from engram.engine.cpu.fused import FusedStep, can_fuse, why_not_fused
+from engram.engine.cpu.pixels import read_chosen
 from engram.engine.learner import Progress
 from engram.engine.optimizer import Optimizer
 from engram.engine.weight_step import weight_step
@@ -46,7 +48,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[P
 
 
 def forget() -> None:
-    for known in (compiled._library, fused._checked_step):
+    for known in (compiled._library, fused._checked_step, pixels._compiled_read):
         known.cache_clear()
 
 
@@ -161,6 +163,41 @@ def test_threads_take_steps_of_different_models() -> None:
         reference.take(gradient)
     for step in steps:
         assert_equal_steps(step, reference, [])
+
+
+# --- reading batches
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("permuted", [True, False])
+@pytest.mark.parametrize("shape", [(1, 5, 7), (33,), (3, 2, 2)], ids=str)
+def test_pixels_are_read_as_pytorch_reads_them(shape: tuple[int, ...], permuted: bool, dtype: torch.dtype) -> None:
+    inputs = torch.randint(0, 256, (60, *shape), dtype=torch.uint8)
+    inputs.view(-1)[:256] = torch.arange(256).to(torch.uint8)
+    permutation = torch.randperm(inputs[0].numel()) if permuted else None
+    chosen = torch.randint(0, 60, (40,))
+    assert pixels._fits(inputs, chosen, permutation)
+    found = read_chosen(inputs, chosen, permutation, dtype)
+    assert_tensors_equal({"": found}, {"": read_inputs(inputs[chosen], permutation, dtype)})
+
+
+def test_inputs_that_c_cannot_read_are_left_to_pytorch() -> None:
+    inputs, chosen = torch.randint(0, 256, (9, 4, 4), dtype=torch.uint8), torch.tensor([1, 8])
+    order = torch.randperm(16)
+    assert not pixels._fits(inputs.float(), chosen, None)
+    assert not pixels._fits(inputs.mT, chosen, None)
+    assert not pixels._fits(inputs, chosen.int(), None)
+    assert not pixels._fits(inputs, chosen, order.int())
+    assert not pixels._fits(inputs, chosen[:0], None)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert torch.equal(read_chosen(inputs.mT, chosen, order, dtype), read_inputs(inputs.mT[chosen], order, dtype))
+        assert read_chosen(inputs, chosen[:0], order, dtype).shape == (0, 4, 4)
+    for wrong in (torch.tensor([9]), torch.tensor([-1])):
+        with pytest.raises(IndexError):
+            read_chosen(inputs, wrong, None, torch.float32)
+        with pytest.raises((IndexError, RuntimeError)):
+            read_chosen(inputs, chosen, order.index_fill(0, torch.tensor([3]), int(wrong) * 16), torch.float32)
 
 
 # --- where there is no compiler
