@@ -31,6 +31,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "eta fixed": {"learn_eta": False},
     "bias": {"baseline_head": "linear", "head_bias": True},
     "in force": {"protect": "in-force"},
+    "matched": {"baseline_head": "matched"},
+    "matched by half": {"baseline_head": "matched", "baseline_trace": 0.5},
 }
 
 

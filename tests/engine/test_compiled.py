@@ -218,6 +218,11 @@ def cache_that_is_a_file(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
     return ""
 
 
+def no_home(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    return "the user has no cache folder"
+
+
 def others_may_write(monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
     (cache / "engram" / "compiled").mkdir(parents=True)
     (cache / "engram" / "compiled").chmod(0o777)
@@ -241,6 +246,7 @@ OBSTACLES = [
     no_compiler,
     broken_compiler,
     cache_that_is_a_file,
+    no_home,
     others_may_write,
     other_pytorch,
     damaged_library,

@@ -19,7 +19,7 @@ from engram.engine.inspection import chain_of, has_gradient_hooks, is_as_made
 from engram.nn import trace
 from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import LinearSoftmax
+from engram.nn.heads import LinearSoftmax, MatchedSoftmax
 from engram.nn.networks import Network
 
 aten = torch.ops.aten  # PyTorch's own derivatives, which have no public names
@@ -101,6 +101,28 @@ class LinearPass:
         return d.mm(self.head.weight), {"head.weight": d.t().mm(self.hidden), **bias}
 
 
+class MatchedPass:
+    """The paper's baseline:  z = (θ + c θ′) h.
+
+    Args:
+        head: whose passes.
+
+    Example:
+        >>> logits = MatchedPass(head).forward(hidden, targets)
+    """
+
+    def __init__(self, head: MatchedSoftmax):
+        self.head = head
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        self.hidden, self.in_force = hidden, self.head.in_force()
+        return F.linear(hidden, self.in_force)
+
+    def backward(self, d: Tensor) -> tuple[Tensor, Gradients]:
+        slope = d.t().mm(self.hidden)
+        return d.mm(self.in_force), {"head.weight": slope, "head.extra": slope * self.head.trace}
+
+
 class PlasticPass:
     """The DHP Softmax, which writes its trace in the forward pass.
 
@@ -140,6 +162,8 @@ def pass_of(head: nn.Module) -> HeadPass | None:
     """
     if type(head) is LinearSoftmax:
         return LinearPass(head)
+    if type(head) is MatchedSoftmax:
+        return MatchedPass(head)
     if type(head) is DHPSoftmax and head.literal and not head.check_values:
         return PlasticPass(head)
     return None

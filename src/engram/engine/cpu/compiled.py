@@ -91,6 +91,8 @@ def _library_file() -> Path:
     content = repr((SOURCE.read_text(encoding="utf-8"), flags, sys.platform, platform.machine()))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "engram" / "compiled"
     library = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    if not folder.is_absolute():
+        raise Unavailable("the user has no cache folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not library.exists():
         _compile(library, flags)
