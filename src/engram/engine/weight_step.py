@@ -85,8 +85,9 @@ def weight_step(
         >>> weight_step(theta, Optimizer("sgd", rate=0.01), {}, "proximal", None, None).take(gradient)
     """
     if optimizer.plain:
-        plain = FusedStep if can_fuse(theta, pull, path) else WeightStep
-        return plain(theta, optimizer.rate, kind, pull, path)
+        if path is not None and can_fuse(theta, pull, path):
+            return FusedStep(theta, optimizer.rate, kind, pull, path)
+        return WeightStep(theta, optimizer.rate, kind, pull, path)
     return OptimizedStep(theta, optimizer, slots, kind, pull, path)
 
 

@@ -6,36 +6,32 @@
 #include <math.h>
 #include <stdint.h>
 
-/* --- One step of plain SGD of one weight, with a penalty's pull and SI's path: `WeightStep` in penalties/step.py. */
+/* --- One step of plain SGD of a weight that SI follows, and its path: `WeightStep` in penalties/step.py. */
 
 enum { NO_PULL, PROXIMAL, GRADIENT };
 
 #define DEFINE_STEP(NAME, REAL, FMA)                                                                                   \
     static inline __attribute__((always_inline)) void NAME##_as(                                                       \
-        int kind, int with_path, int64_t n, REAL rate, REAL *restrict theta, const REAL *restrict g,                   \
-        const REAL *restrict gain, const REAL *restrict shift, REAL *restrict path) {                                  \
+        int kind, int64_t n, REAL rate, REAL *restrict theta, const REAL *restrict g, const REAL *restrict gain,       \
+        const REAL *restrict shift, REAL *restrict path) {                                                             \
         for (int64_t i = 0; i < n; i++) {                                                                              \
             const REAL before = theta[i];                                                                              \
             REAL now = before;                                                                                         \
             if (kind == GRADIENT) now = FMA(now, gain[i], shift[i]);                                                   \
             now = FMA(g[i], -rate, now);                                                                               \
             if (kind == PROXIMAL) now = FMA(now, gain[i], shift[i]);                                                   \
-            if (with_path) /* without a pull the move is -lr g, as PyTorch multiplies it: (lr g) g */                  \
-                path[i] = kind == NO_PULL ? FMA(rate * g[i], g[i], path[i]) : FMA(-g[i], now - before, path[i]);       \
+            /* without a pull the move is -lr g, as PyTorch multiplies it: (lr g) g */                                 \
+            path[i] = kind == NO_PULL ? FMA(rate * g[i], g[i], path[i]) : FMA(-g[i], now - before, path[i]);           \
             theta[i] = now;                                                                                            \
         }                                                                                                              \
     }                                                                                                                  \
-    /* Constants as the first two arguments give each case a loop of its own, without branches in it. */               \
+    /* A constant as the first argument gives each kind a loop of its own, without branches in it. */                  \
     void NAME(                                                                                                         \
         int64_t kind, int64_t n, double rate, REAL *theta, const REAL *g, const REAL *gain, const REAL *shift,         \
         REAL *path) {                                                                                                  \
-        const REAL r = (REAL)rate;                                                                                     \
-        if (kind == NO_PULL && path) NAME##_as(NO_PULL, 1, n, r, theta, g, 0, 0, path);                                \
-        else if (kind == NO_PULL) NAME##_as(NO_PULL, 0, n, r, theta, g, 0, 0, 0);                                      \
-        else if (kind == PROXIMAL && path) NAME##_as(PROXIMAL, 1, n, r, theta, g, gain, shift, path);                  \
-        else if (kind == PROXIMAL) NAME##_as(PROXIMAL, 0, n, r, theta, g, gain, shift, 0);                             \
-        else if (path) NAME##_as(GRADIENT, 1, n, r, theta, g, gain, shift, path);                                      \
-        else NAME##_as(GRADIENT, 0, n, r, theta, g, gain, shift, 0);                                                   \
+        if (kind == NO_PULL) NAME##_as(NO_PULL, n, (REAL)rate, theta, g, gain, shift, path);                           \
+        else if (kind == PROXIMAL) NAME##_as(PROXIMAL, n, (REAL)rate, theta, g, gain, shift, path);                    \
+        else NAME##_as(GRADIENT, n, (REAL)rate, theta, g, gain, shift, path);                                          \
     }
 
 DEFINE_STEP(step_float32, float, fmaf)
