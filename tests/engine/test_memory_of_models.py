@@ -101,6 +101,7 @@ def peak_of(config: Config, num_models: int) -> int:
     return peak.most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
