@@ -161,10 +161,15 @@ def main() -> None:
         changes |= parse_setting(text)
     rows: list[dict[str, Any]] = []
     print("| experiment | method | published | here | ± | difference |\n|---|---|---:|---:|---:|---:|")
-    for experiment in given.only.split(",") if given.only else PUBLISHED:
+    experiments = given.only.split(",") if given.only else list(PUBLISHED)
+    if unknown := set(experiments) - set(PUBLISHED):
+        parser.error(f"there is no experiment {', '.join(sorted(unknown))}: there are {', '.join(PUBLISHED)}")
+    for experiment in experiments:
         published = dict(zip(METHODS, PUBLISHED[experiment], strict=True))
         published |= {f"{method}-theirs": published[method] for method in ("si", "lwf")}
         methods = given.methods.split(",") if given.methods else list(published)
+        if unknown := set(methods) - set(published):
+            parser.error(f"nothing is published for {', '.join(sorted(unknown))}: there are {', '.join(published)}")
         configs = [config_of(experiment, method, changes) for method in methods]
         for method, result in zip(methods, trained(experiment, configs, given.data, given.device), strict=True):
             values = 100 * result.average_accuracy[:, -1]

@@ -126,6 +126,14 @@ def test_split_in_another_order_renumbers_the_labels(digits) -> None:
             assert [order[label] for label in samples.labels.tolist()] == whole.targets[own].tolist()
 
 
+def test_the_tasks_of_a_split_have_their_own_samples_unless_they_are_shared(digits) -> None:
+    order = [3, 1, 4, 5, 9, 2, 6, 8, 7, 0]
+    own, shared = (streams.split(digits, order=order, shared=kind)[1] for kind in (False, True))
+    assert own.train.rows is None
+    assert len(own.train.inputs) == len(own.train) == len(shared.train) < len(shared.train.inputs)
+    assert torch.equal(own.train.inputs, shared.train[:].inputs)
+
+
 @pytest.mark.parametrize("order", [[0, 1], [0, *range(9)], list(range(1, 11))])
 def test_an_order_that_lacks_a_label_is_refused(digits, order: list[int]) -> None:
     with pytest.raises(InputError, match="each label from 0 to 9 once"):

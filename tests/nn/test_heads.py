@@ -291,3 +291,16 @@ def test_an_unknown_head_is_refused_with_those_that_there_are() -> None:
     assert "there is no head 'sldaa' (did you mean slda?), only" in words
     expected = "linear matched dhp dhp-uniform steady hebbian-softmax fast-weights neuromodulated retroactive ncm cope"
     assert {*expected.split(), "slda", "ridge"} <= set(HEADS)
+
+
+@pytest.mark.parametrize("name", ["ncm", "slda", "ridge"])
+def test_a_memory_that_was_not_read_since_is_not_exported(name: str) -> None:
+    head = engram.heads.create(name, 6, 3)
+    head(torch.rand(30, 6), torch.arange(30) % 3)
+    inputs = torch.rand(4, 6)
+    head.eval()
+    with pytest.raises(Exception, match="call settle"):
+        torch.export.export(head, (inputs,))
+    head.settle()
+    exported = torch.export.export(head, (inputs,)).module()
+    torch.testing.assert_close(exported(inputs), head(inputs))

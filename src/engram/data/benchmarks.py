@@ -78,7 +78,7 @@ def split_mnist(
     if order == "fixed":
         return [streams.split(dataset, num_tasks=num_tasks)] * len(trials)
     draws = [torch.randperm(dataset.num_classes, generator=generator(seed, "class order", trial)) for trial in trials]
-    return [streams.split(dataset, num_tasks=num_tasks, order=draw.tolist()) for draw in draws]
+    return [streams.split(dataset, num_tasks=num_tasks, order=draw.tolist(), shared=True) for draw in draws]
 
 
 @BENCHMARKS.register(

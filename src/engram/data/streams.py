@@ -24,7 +24,7 @@ class Task:
 
     Args:
         name: for messages.
-        train: the training samples.
+        train: the training samples. In a loop of your own take `train[:]`: `inputs` may hold those of other tasks too.
         test: the test samples.
         classes: the outputs that take part; the others are masked out.
         permutation: the order in which the pixels of each input are read; None for the order of the input.
@@ -175,6 +175,7 @@ def split(
     num_tasks: int | None = None,
     classes_per_task: int = 2,
     order: Sequence[int] | None = None,
+    shared: bool = False,
 ) -> Stream:
     """Split MNIST: 0/1, 2/3, 4/5, 6/7, 8/9, one pair per task, with the other outputs masked out.
 
@@ -183,6 +184,7 @@ def split(
         num_tasks: how many of the tasks; None for all.
         classes_per_task: the number of classes in each task.
         order: the labels in the order in which they are learned: label order[k] becomes class k. None for 0, 1, 2, …
+        shared: whether tasks only have rows of the whole dataset, whose inputs several streams then share.
 
     Example:
         >>> engram.streams.split("mnist-small", num_tasks=2)[0].name
@@ -195,19 +197,17 @@ def split(
     groups = [classes[i : i + size] for i in range(0, len(classes), size)]
     if num_tasks is not None and not 1 <= num_tasks <= len(groups):
         raise InputError(f"{dataset.name} splits into 1 to {len(groups)} tasks of {size} classes, not {num_tasks}")
-    if order is None:
-        tasks = [
-            Task("/".join(map(str, group)), _only(dataset.train, group), _only(dataset.test, group), group)
-            for group in groups[:num_tasks]
-        ]
-    else:
+    parts, names = [dataset.train, dataset.test], ["/".join(map(str, group)) for group in groups]
+    if order is not None:
         if sorted(order) != list(classes):
             raise InputError(f"order must hold each label from 0 to {len(classes) - 1} once, not {list(order)}")
-        train, test = (_renumbered(samples, order) for samples in (dataset.train, dataset.test))
-        tasks = [  # named the same in any order, since the tasks of all trials share their names
-            Task(f"task {n + 1}", train.select(_among(train, group)), test.select(_among(test, group)), group)
-            for n, group in enumerate(groups[:num_tasks])
-        ]
+        parts = [_renumbered(samples, order) for samples in parts]
+        names = [f"task {n + 1}" for n in range(len(groups))]  # in any order, since the tasks of all trials share names
+    pick = Samples.select if shared else Samples.__getitem__
+    tasks = []
+    for name, group in list(zip(names, groups, strict=True))[:num_tasks]:
+        train, test = (pick(samples, _among(samples, group)) for samples in parts)
+        tasks.append(Task(name, train, test, group))
     return Stream(tuple(tasks), num_classes=len(classes))
 
 
@@ -282,10 +282,6 @@ def from_arrays(
 def _loaded(dataset: Dataset | str) -> Dataset:
     """A dataset that may be given by name; it is then loaded from where `engram data list` finds it."""
     return load(dataset) if isinstance(dataset, str) else dataset
-
-
-def _only(samples: Samples, classes: Sequence[int]) -> Samples:
-    return samples[_among(samples, classes)]
 
 
 def _among(samples: Samples, classes: Sequence[int]) -> Tensor:

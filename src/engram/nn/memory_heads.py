@@ -23,6 +23,8 @@ from engram.nn.head import Head
 from engram.nn.modules import as_linear, is_exported, is_mapped
 from engram.nn.psi import Psi, Readout
 
+READINGS = ("nearest-mean", "lda", "ridge")
+
 
 class MemoryHead(Head):
     """What the memory heads share: ψ, the sums, and when they are written and read.
@@ -65,19 +67,17 @@ class MemoryHead(Head):
         check_choice("read", read, READINGS)
         if shrinkage is not None and not (isinstance(shrinkage, Real) and 0 <= shrinkage <= 1):
             raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
-        self.kind = read
-        self.shrinkage = shrinkage
+        self.kind, self.shrinkage = read, shrinkage
+        self.settled = False  # as `unread` says it, for an exporter, who cannot look into a tensor
         self.psi = Psi(in_features, **psi)
-        num_features = self.psi.out_features
-        has_moment = read != "nearest-mean"
-        if has_moment:
-            memory.check_moment_fits(num_features)
-        shape = (out_features, num_features)
+        k = self.psi.out_features
+        if has_moment := read != "nearest-mean":
+            memory.check_moment_fits(k)
+        shape = (out_features, k)
         self.register_parameter("weight", nn.Parameter(torch.empty(shape)) if learn_features else None)
         self.register_buffer("count", torch.empty(out_features, dtype=torch.float64))
         self.register_buffer("total", torch.empty(shape, dtype=torch.float64))
-        squared = (num_features, num_features)
-        self.register_buffer("moment", torch.empty(squared, dtype=torch.float64) if has_moment else None)
+        self.register_buffer("moment", torch.empty(k, k, dtype=torch.float64) if has_moment else None)
         self.register_buffer("read_weight", torch.empty(shape))
         self.register_buffer("read_bias", torch.empty(out_features))
         self.register_buffer("unread", torch.empty((), dtype=torch.bool))
@@ -133,15 +133,14 @@ class MemoryHead(Head):
     def _write(self, psi: Tensor, target: Tensor | None, sample_weight: Tensor | None = None) -> None:
         psi, target = self._checked_rows(psi.detach(), target)
         parts = [*memory.class_sums(psi, target, self.out_features, sample_weight)]
-        if self.moment is not None:
-            parts.append(memory.second_moment(psi, sample_weight))
-        ranks = ranks_of_call(self)
-        if ranks is not None:
+        parts += [] if self.moment is None else [memory.second_moment(psi, sample_weight)]
+        if (ranks := ranks_of_call(self)) is not None:
             add_over_ranks(parts, ranks)
         for remembered, part in zip((self.count, self.total, self.moment), parts, strict=False):
             assert remembered is not None
             remembered.add_(part)
         self.unread.copy_(torch.ones_like(self.unread))
+        self.settled = False
 
     # --- reading
 
@@ -154,8 +153,8 @@ class MemoryHead(Head):
         mean = memory.class_means(self.count, self.total)
         if self.moment is None:
             return memory.read_nearest_mean(mean)
-        usual = memory.usual_shrinkage(len(self.moment), self.count.sum())
-        shrinkage = usual if self.shrinkage is None else self.shrinkage
+        usual, given = memory.usual_shrinkage(len(self.moment), self.count.sum()), self.shrinkage
+        shrinkage = usual if given is None else given
         if self.kind == "lda":
             covariance = memory.within_class_covariance(self.count, self.total, self.moment)
             return memory.read_lda(mean, covariance, shrinkage)
@@ -183,9 +182,11 @@ class MemoryHead(Head):
         self.read_weight.copy_(torch.where(seen.unsqueeze(-1), weight, 0))
         self.read_bias.copy_(torch.where(seen, bias, memory.UNSEEN))
         self.unread.fill_(False)
+        self.settled = True
 
-    def _settle_if_needed(self) -> None:
-        # In a stack the engine settles each model before it evaluates; an exporter sees the last reading.
+    def _settle_if_needed(self) -> None:  # in a stack the engine settles each model; an exporter sees the last reading
+        if is_exported() and not self.settled:
+            raise InputError("call settle() before this head is exported: it holds what was not read yet, or nothing")
         if not is_exported() and not is_mapped():
             settle = self._settle_if_unread  # at each call, also of a compiled model; a decorator imports the compiler
             (torch.compiler.disable(settle) if torch.compiler.is_compiling() else settle)()
@@ -193,6 +194,7 @@ class MemoryHead(Head):
     def _settle_if_unread(self) -> None:
         if self.unread or (self.check_values and not self.count.any()):
             self.settle()
+        self.settled = True
 
     @torch.no_grad()
     def fold(self) -> nn.Module:
@@ -208,11 +210,8 @@ class MemoryHead(Head):
     @property
     def plastic_settings(self) -> dict[str, Any]:
         """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
-        names = ("normalised", "top_k")
-        return {"read": self.kind, "shrinkage": self.shrinkage, **{n: getattr(self.psi, n) for n in names}}
-
-
-READINGS = ("nearest-mean", "lda", "ridge")
+        of_psi = {"normalised": self.psi.normalised, "top_k": self.psi.top_k}
+        return {"read": self.kind, "shrinkage": self.shrinkage, **of_psi}
 
 
 @HEADS.register(
