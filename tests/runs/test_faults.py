@@ -335,7 +335,8 @@ def test_command_on_a_full_disk(commanded: Path, tmp_path: Path) -> None:
     """No file may be larger than 4 kB, which results are and settings are not."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    running = process(*COMMAND, "--out", folder, limit=4096, folders={"TMPDIR": elsewhere, "HOME": elsewhere})
+    folders = {"TMPDIR": elsewhere, "HOME": elsewhere, "XDG_CACHE_HOME": tmp_path / "cache"}
+    running = process(*COMMAND, "--out", folder, limit=4096, folders=folders)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 2
     assert err.count("\n") == 1
