@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -302,3 +303,22 @@ def test_a_run_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch, f
     for mine, theirs in zip(with_compiler, plain, strict=True):
         assert_results_equal(mine, theirs)
     assert sum("no C compiler" in note for note in notes) == 1
+
+
+def test_what_c_reads_lives_until_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads that fill a cache at once, one has an answer that nobody else holds."""
+    made: list[weakref.ref] = []
+
+    def values(dtype: torch.dtype) -> torch.Tensor:
+        fresh = torch.zeros(256, dtype=dtype)
+        made.append(weakref.ref(fresh))
+        return fresh
+
+    def read(*arguments: object) -> None:
+        assert made[-1]() is not None
+
+    monkeypatch.setattr(pixels, "_values", values)
+    monkeypatch.setattr(pixels, "_compiled_read", lambda dtype: read)
+    inputs = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+    pixels.read_chosen(inputs, torch.tensor([1, 2]), None, torch.float32)
+    assert made

@@ -32,7 +32,9 @@ def read_chosen(inputs: Tensor, chosen: Tensor, permutation: Tensor | None, dtyp
         return read_inputs(inputs.index_select(0, chosen), permutation, dtype)
     out = torch.empty((len(chosen), *inputs.shape[1:]), dtype=dtype)
     order = None if permutation is None else permutation.data_ptr()
-    pointers = (inputs.data_ptr(), chosen.data_ptr(), order, _values(dtype).data_ptr(), out.data_ptr())
+    # By a name, so that it lives until C has read it: of two threads that ask at once, the cache keeps but one answer.
+    values = _values(dtype)
+    pointers = (inputs.data_ptr(), chosen.data_ptr(), order, values.data_ptr(), out.data_ptr())
     read(len(chosen), inputs[:1].numel(), *pointers)
     return out
 
