@@ -60,7 +60,7 @@ def test_stack_of_trials_with_other_classes_equals_each_alone(method: str) -> No
     data = Dataset(images.name, images.train[slice(120)], images.test[slice(60)], "published")
     config = config_of(method, batch_size=7, learning_rate=0.1, epochs=1, scenario="class", num_tasks=2)
     orders = [list(range(10)), [5, 1, 8, 0, 9, 2, 4, 7, 3, 6]]
-    trials = arrange([streams.split(data, num_tasks=2, order=order) for order in orders], "class", True)
+    trials = arrange([streams.split(data, num_tasks=2, order=order, shared=True) for order in orders], "class", True)
     facts = (trials[0].input_shape, trials[0].num_classes, CPU, torch.float64)
     learners = [build_learner(config, trial, *facts) for trial in range(2)]
     assert_stack_equals_each_alone(learners, Batches(range(2), trials, 0, torch.float64), config)
