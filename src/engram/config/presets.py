@@ -30,7 +30,7 @@ STEADY: dict[str, Any] = {
 MEMORY_ALONE: dict[str, Any] = {
     "network": "none",
     "random_features": 2000,
-    "random_window": 200,  # of 100 to 784, the best on validation samples of mnist-small
+    "random_window": 200,  # of 100 to 784, the best with these on validation samples of mnist-small
     "epochs": 1,
     "batch_size": 500,
 }

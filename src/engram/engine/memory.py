@@ -73,7 +73,8 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
 
     - The start of a task. Gain and shift of each protected weight are made model by model and copied into the stack,
       so they are there twice. So is what the rehearsal remembers, and what the optimizer does of one weight at a time.
-    - A step: gain and shift; a gradient of each weight, and a copy of the largest, which a kernel may need in another
+    - A step: gain and shift; a gradient of each weight (also of linear layers, which only need one where a layer is
+      called twice), and a copy of the largest, which a kernel may need in another
       layout; and what `bytes_of_step` counts. What a batch adds to the sums of a head is as large as they are. A-GEM
       has two gradients and their projection. When all this but the gradients is gone, a memory of samples is made from
       the old one. Where a kernel adds only to the lower half of sums, halves and whole are made after some steps.
@@ -131,9 +132,9 @@ def _sum(tensors: Iterable[Tensor]) -> int:
 def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
     """What a step keeps of its batch until the backward pass, and the gradient of the largest of these tensors.
 
-    A convolution of a stack keeps the patches of its inputs. A memory head makes its features ψ, and again in double
-    precision. Weights are not counted: they are there in any case. A rehearsal also has the random numbers of the next
-    steps, for batches of the usual size and for a shorter last one.
+    A convolution's backward pass makes as much as the patches of its inputs. A memory head makes its features ψ, and
+    again in double precision. Weights are not counted: they are there in any case. A rehearsal also has the random
+    numbers of the next steps, for batches of the usual size and for a shorter last one.
 
     Args:
         learner: before its first task.

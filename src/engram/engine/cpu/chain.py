@@ -1,6 +1,6 @@
 """The forward and backward pass of a multilayer perceptron, without autograd.
 
-A network this small takes a sixth of its step for autograd's graph, its hooks and the calls of modules. Here the same
+In a network this small, autograd's graph, its hooks and the calls of modules are a good part of a step. Here the
 operations that autograd would call are called in its order, so every gradient is equal to the last digit.
 """
 

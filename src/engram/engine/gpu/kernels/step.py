@@ -129,6 +129,22 @@ def _after(
 
 
 @triton.jit
+def _keep(
+    theta, first, second, path, t, g, new, m, v, followed, size, place, inside,
+    ADAM: tl.constexpr, MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    """Write what a step has changed: θ, what the optimizer remembers, and SI's path,  path − g Δθ."""
+    if ADAM or MOMENTUM:
+        tl.store(first, m, mask=inside)
+    if ADAM:
+        tl.store(second, v, mask=inside)
+    if followed >= 0:
+        where = path + followed * size + place
+        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
+    tl.store(theta, new, mask=inside)
+
+
+@triton.jit
 def _step(
     theta, gradient, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of, left_of,
     size, PLAIN: tl.constexpr, ADAM: tl.constexpr, DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
@@ -149,14 +165,7 @@ def _step(
         t, g, a, s, m, v, held, tl.load(proximal_of + model), tl.load(rate_of + model), numbers_of + 6 * model,
         left_of + 2 * model, PLAIN, ADAM, DECOUPLED, MOMENTUM,
     )  # fmt: skip
-    if ADAM or MOMENTUM:
-        tl.store(first + own, m, mask=inside)
-    if ADAM:
-        tl.store(second + own, v, mask=inside)
-    if followed >= 0:
-        where = path + followed * size + place
-        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
-    tl.store(theta + own, new, mask=inside)
+    _keep(theta + own, first + own, second + own, path, t, g, new, m, v, followed, size, place, inside, ADAM, MOMENTUM)
 
 
 @triton.jit
@@ -192,14 +201,7 @@ def _product_step(
         t, g, a, s, m, v, held, tl.load(proximal_of + model), tl.load(rate_of + model), numbers_of + 6 * model,
         left_of + 2 * model, PLAIN, ADAM, DECOUPLED, MOMENTUM,
     )  # fmt: skip
-    if ADAM or MOMENTUM:
-        tl.store(first + own, m, mask=inside)
-    if ADAM:
-        tl.store(second + own, v, mask=inside)
-    if followed >= 0:
-        where = path + followed * size + place
-        tl.store(where, tl.load(where, mask=inside) - g * (new - t), mask=inside)
-    tl.store(theta + own, new, mask=inside)
+    _keep(theta + own, first + own, second + own, path, t, g, new, m, v, followed, size, place, inside, ADAM, MOMENTUM)
 
 
 def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
