@@ -18,6 +18,7 @@ from engram.config.settings import Config
 from engram.data.batches import move_streams
 from engram.engine.build import build_learner, precision_of
 from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu.convolutions import channels_last
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
@@ -236,11 +237,13 @@ def test_a_convolution_with_pooling_and_its_gradients(
     expected = torch.stack(
         [F.leaky_relu(F.max_pool2d(F.conv2d(x, w, b), 2), 0.3) for x, w, b in zip(each, weight, bias, strict=True)]
     )
-    pooled, codes = kernels.convolve(entered, weight.detach(), bias.detach(), 0.3)
-    torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-4)
-    delta = draw(*pooled.shape)
-    by_weight, by_bias, by_images = torch.autograd.grad(expected, (weight, bias, each), delta)
-    found = kernels.weight_slopes(delta, codes, entered, weight.detach(), 0.3)
-    torch.testing.assert_close(found, (by_weight, by_bias), rtol=1e-4, atol=1e-4)
-    found = kernels.image_slopes(delta, codes, weight.detach(), each.shape, 0.3)
-    torch.testing.assert_close(found, by_images, rtol=1e-4, atol=1e-4)
+    theta, seen = channels_last(weight.detach()), channels_last(entered)
+    pooled, codes = kernels.convolve(seen, theta, bias.detach(), 0.3)
+    torch.testing.assert_close(pooled.movedim(-1, -3), expected, rtol=1e-4, atol=1e-4)
+    delta = draw(*expected.shape)
+    gradients = torch.autograd.grad(expected, (weight, bias, each), delta)
+    delta = channels_last(delta)
+    by_weight, by_bias = kernels.weight_slopes(delta, codes, seen, theta, 0.3)
+    by_images = kernels.image_slopes(delta, codes, theta, channels_last(each).shape, 0.3)
+    found = (by_weight.movedim(-1, -3), by_bias, by_images.movedim(-1, -3))
+    torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-4)

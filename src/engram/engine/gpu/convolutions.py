@@ -65,24 +65,38 @@ class StackedBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType) -> Tensor:
-        axes, images = weight.shape[:2], once(entered).contiguous()  # of T trials, or of N models
-        theta = weight.flatten(0, 1).contiguous()
+        axes, images = weight.shape[:2], channels_last(once(entered))  # of T trials, or of N models
+        theta = channels_last(weight.flatten(0, 1))
         pooled, codes = kernels.convolve(images, theta, bias.flatten(0, 1).contiguous(), slope)
         ctx.save_for_backward(images, theta, codes)
         ctx.slope, ctx.kernels, ctx.axes = slope, kernels, axes
-        return pooled.unflatten(0, axes)
+        return pooled.movedim(-1, -3).unflatten(0, axes)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         images, theta, codes = ctx.saved_tensors
-        delta = gradients[0].flatten(0, 1).contiguous()
-        slopes = ctx.kernels.weight_slopes(delta, codes, images, theta, ctx.slope)
-        by_weight, by_bias = (slope.unflatten(0, ctx.axes) for slope in slopes)
+        delta = channels_last(gradients[0].flatten(0, 1))
+        by_weight, by_bias = ctx.kernels.weight_slopes(delta, codes, images, theta, ctx.slope)
         by_entered = None
         if ctx.needs_input_grad[0]:
             shape = torch.Size((len(theta), *images.shape[1:]))
-            by_entered = ctx.kernels.image_slopes(delta, codes, theta, shape, ctx.slope).unflatten(0, ctx.axes)
+            by_entered = ctx.kernels.image_slopes(delta, codes, theta, shape, ctx.slope)
+            by_entered = by_entered.movedim(-1, -3).unflatten(0, ctx.axes)
+        by_weight, by_bias = by_weight.movedim(-1, -3).unflatten(0, ctx.axes), by_bias.unflatten(0, ctx.axes)
         return by_entered, by_weight, by_bias, None, None
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    """(..., channels, H, W) as (..., H, W, channels) in memory.
+
+    Args:
+        maps: images, or weights.
+
+    Example:
+        >>> channels_last(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 32, 32, 3])
+    """
+    return maps.movedim(-3, -1).contiguous()
 
 
 def pass_on(entered: Tensor) -> Tensor:

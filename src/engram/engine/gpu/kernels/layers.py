@@ -9,8 +9,13 @@ from torch import Tensor
 
 from engram.engine.gpu.kernels.head import dot_precision
 
-TILE = 64  # of a linear layer's weight
-ROWS, CELLS, VALUES = 64, 32, 32  # the tile of a product: rows of weights, cells of the pooling, values of a patch
+# Tiles, as measured for the paper's networks.
+MULTIPLY = {"OUTS": 64, "INS": 64, "num_warps": 4, "num_stages": 3}
+MULTIPLY_BACK = {"OUTS": 64, "INS": 64, "num_warps": 4, "num_stages": 3}
+# Rows of weights, cells of the pooling, values of a patch:
+CONVOLVE = {"ROWS": 64, "CELLS": 32, "VALUES": 32, "num_warps": 4, "num_stages": 3}
+WEIGHT_SLOPES = {"ROWS": 64, "CELLS": 32, "VALUES": 32, "num_warps": 4, "num_stages": 3}
+SPREAD = {"ROWS": 64, "CELLS": 32, "VALUES": 32, "num_warps": 4, "num_stages": 3}
 FEW = 512  # programs that leave most of a GPU idle: a batch is then divided
 SPLITS = 8  # into so many parts, each with a sum of its own
 BLOCK = 512
@@ -21,15 +26,16 @@ BLOCK = 512
 
 @triton.jit
 def _multiply(
-    weight, entered, bias, out, slope, OUT, IN, BATCH, SHARING,
-    TILE: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
+    weight, entered, bias, out, slope, BATCH, SHARING,
+    OUT: tl.constexpr, IN: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     model = tl.program_id(2).to(tl.int64)
-    o = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    o = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     b = tl.program_id(1) * BLOCK_BATCH + tl.arange(0, BLOCK_BATCH)
-    z = tl.zeros((TILE, BLOCK_BATCH), dtype=tl.float32)
-    for first in range(0, IN, TILE):
-        i = first + tl.arange(0, TILE)
+    z = tl.zeros((OUTS, BLOCK_BATCH), dtype=tl.float32)
+    for first in range(0, IN, INS):
+        i = first + tl.arange(0, INS)
         where = weight + (model * OUT + o[:, None]) * IN + i[None, :]
         w = tl.load(where, mask=(o < OUT)[:, None] & (i < IN)[None, :], other=0.0)
         where = entered + ((model // SHARING) * IN + i[:, None]) * BATCH + b[None, :]
@@ -42,15 +48,16 @@ def _multiply(
 
 @triton.jit
 def _multiply_back(
-    weight, delta, by_entered, OUT, IN, BATCH,
-    TILE: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
+    weight, delta, by_entered, BATCH,
+    OUT: tl.constexpr, IN: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     model = tl.program_id(2).to(tl.int64)
-    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    i = tl.program_id(0) * INS + tl.arange(0, INS)
     b = tl.program_id(1) * BLOCK_BATCH + tl.arange(0, BLOCK_BATCH)
-    total = tl.zeros((TILE, BLOCK_BATCH), dtype=tl.float32)
-    for first in range(0, OUT, TILE):
-        o = first + tl.arange(0, TILE)
+    total = tl.zeros((INS, BLOCK_BATCH), dtype=tl.float32)
+    for first in range(0, OUT, OUTS):
+        o = first + tl.arange(0, OUTS)
         where = weight + (model * OUT + o[:, None]) * IN + i[None, :]
         w = tl.load(where, mask=(o < OUT)[:, None] & (i < IN)[None, :], other=0.0)
         where = delta + (model * OUT + o[:, None]) * BATCH + b[None, :]
@@ -121,9 +128,9 @@ def multiply(weight: Tensor, entered: Tensor, bias: Tensor, slope: float) -> Ten
     batch = entered.shape[2]
     out = entered.new_empty(num_models, outputs, batch)
     block = _block_of(batch)
-    _multiply[(triton.cdiv(outputs, TILE), triton.cdiv(batch, block), num_models)](
-        weight, entered.contiguous(), bias, out, slope, outputs, inputs, batch, num_models // len(entered),
-        TILE=TILE, BLOCK_BATCH=block, PRECISION=dot_precision(),
+    _multiply[(triton.cdiv(outputs, MULTIPLY["OUTS"]), triton.cdiv(batch, block), num_models)](
+        weight, entered.contiguous(), bias, out, slope, batch, num_models // len(entered),
+        OUT=outputs, IN=inputs, BLOCK_BATCH=block, PRECISION=dot_precision(), **MULTIPLY,
     )  # fmt: skip
     return out
 
@@ -134,9 +141,10 @@ def multiply_back(weight: Tensor, delta: Tensor) -> Tensor:
     batch = delta.shape[2]
     by_entered = delta.new_empty(num_models, inputs, batch)
     block = _block_of(batch)
-    _multiply_back[(triton.cdiv(inputs, TILE), triton.cdiv(batch, block), num_models)](
-        weight, delta, by_entered, outputs, inputs, batch, TILE=TILE, BLOCK_BATCH=block, PRECISION=dot_precision()
-    )
+    _multiply_back[(triton.cdiv(inputs, MULTIPLY_BACK["INS"]), triton.cdiv(batch, block), num_models)](
+        weight, delta, by_entered, batch,
+        OUT=outputs, IN=inputs, BLOCK_BATCH=block, PRECISION=dot_precision(), **MULTIPLY_BACK,
+    )  # fmt: skip
     return by_entered
 
 
@@ -147,17 +155,12 @@ def _block_of(batch: int) -> int:
 # --- convolutions -----------------------------------------------------------------------------------------------
 #
 # A convolution is a product of its weights with the patches of its inputs. The kernels read a patch where it is in
-# the image. The four outputs of a cell of the pooling are computed together, and only the largest is stored, with its
-# place: a code of 0 to 3, plus 4 where LeakyReLU has the slope of negative numbers.
+# the image, whose channels are the last axis, so that a row of a patch lies in one piece. The four outputs of a cell of
+# the pooling are computed together, and only the largest is stored, with its place: a code of 0 to 3, plus 4 where
+# LeakyReLU has the slope of negative numbers.
 #
-# Images (X, B, in, H, W) are those of X trials or models; each is seen by SHARING models, whose rows of weights, one
+# Images (X, B, H, W, in) are those of X trials or models; each is seen by SHARING models, whose rows of weights, one
 # for each output channel, lie one after another.
-
-
-@triton.jit
-def _place_of(k, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr):
-    """Where value k of a patch is in the image, from the patch's corner on."""
-    return (k // (KH * KW)) * (H * W) + (k % (KH * KW)) // KW * W + k % KW
 
 
 @triton.jit
@@ -170,37 +173,54 @@ def _convolve(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
     known, there = row < SHARING * COUT, cell < SAMPLES * PH * PW
-    sample, i, j = cell // (PH * PW), (cell % (PH * PW)) // PW, cell % PW
-    corner = images + (which * SAMPLES + sample) * (CIN * H * W) + 2 * i * W + 2 * j
-    theta = weight + (which * SHARING * COUT + row) * (CIN * KH * KW)
-    z0 = tl.zeros((ROWS, CELLS), dtype=tl.float32)
-    z1 = tl.zeros((ROWS, CELLS), dtype=tl.float32)
-    z2 = tl.zeros((ROWS, CELLS), dtype=tl.float32)
-    z3 = tl.zeros((ROWS, CELLS), dtype=tl.float32)
-    for first in range(0, CIN * KH * KW, VALUES):
+    theta = weight + (which * SHARING * COUT + row) * (KH * KW * CIN)
+    corner = images + _corner(cell, which * SAMPLES, H, W, PH, PW) * CIN
+    z0 = tl.zeros((CELLS, ROWS), dtype=tl.float32)
+    z1 = tl.zeros((CELLS, ROWS), dtype=tl.float32)
+    z2 = tl.zeros((CELLS, ROWS), dtype=tl.float32)
+    z3 = tl.zeros((CELLS, ROWS), dtype=tl.float32)
+    for first in range(0, KH * KW * CIN, VALUES):
         k = first + tl.arange(0, VALUES)
-        inside = k < CIN * KH * KW
-        w = tl.load(theta[:, None] + k[None, :], mask=known[:, None] & inside[None, :], other=0.0)
-        source = corner[None, :] + _place_of(k, H, W, KH, KW)[:, None]
-        seen = inside[:, None] & there[None, :]
-        z0 = tl.dot(w, tl.load(source, mask=seen, other=0.0), z0, input_precision=PRECISION)
-        z1 = tl.dot(w, tl.load(source + 1, mask=seen, other=0.0), z1, input_precision=PRECISION)
-        z2 = tl.dot(w, tl.load(source + W, mask=seen, other=0.0), z2, input_precision=PRECISION)
-        z3 = tl.dot(w, tl.load(source + W + 1, mask=seen, other=0.0), z3, input_precision=PRECISION)
-    best, code = z0, tl.zeros((ROWS, CELLS), dtype=tl.int32)
+        inside = k < KH * KW * CIN
+        w = tl.trans(tl.load(theta[:, None] + k[None, :], mask=known[:, None] & inside[None, :], other=0.0))
+        source = corner[:, None] + _place_of(k, W, KW, CIN)[None, :]
+        seen = there[:, None] & inside[None, :]
+        z0 = tl.dot(tl.load(source, mask=seen, other=0.0), w, z0, input_precision=PRECISION)
+        z1 = tl.dot(tl.load(source + CIN, mask=seen, other=0.0), w, z1, input_precision=PRECISION)
+        z2 = tl.dot(tl.load(source + W * CIN, mask=seen, other=0.0), w, z2, input_precision=PRECISION)
+        z3 = tl.dot(tl.load(source + (W + 1) * CIN, mask=seen, other=0.0), w, z3, input_precision=PRECISION)
+    best, code = z0, tl.zeros((CELLS, ROWS), dtype=tl.int32)
     code = tl.where(z1 > best, 1, code)
     best = tl.maximum(best, z1)
     code = tl.where(z2 > best, 2, code)
     best = tl.maximum(best, z2)
     code = tl.where(z3 > best, 3, code)
     best = tl.maximum(best, z3)
-    best += tl.load(bias + which * SHARING * COUT + row, mask=known, other=0.0)[:, None]
-    model = which * SHARING + row // COUT
-    place = ((model[:, None] * SAMPLES + sample[None, :]) * COUT + (row % COUT)[:, None]) * (PH * PW)
-    place += (cell % (PH * PW))[None, :]
-    inside = known[:, None] & there[None, :]
+    best += tl.load(bias + which * SHARING * COUT + row, mask=known, other=0.0)[None, :]
+    place = _cells_of(row, cell, which * SHARING, SAMPLES, COUT, PH, PW)
+    inside = there[:, None] & known[None, :]
     tl.store(pooled + place, tl.where(best > 0, best, slope * best), mask=inside)
     tl.store(codes + place, tl.where(best > 0, code, code + 4).to(tl.int8), mask=inside)
+
+
+@triton.jit
+def _corner(cell, first, H: tl.constexpr, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):
+    """The pixel at which the patches of a cell begin, for cells of all samples from `first` on."""
+    sample, i, j = cell // (PH * PW), (cell % (PH * PW)) // PW, cell % PW
+    return (first + sample) * (H * W) + 2 * i * W + 2 * j
+
+
+@triton.jit
+def _place_of(k, W: tl.constexpr, KW: tl.constexpr, CIN: tl.constexpr):
+    """Where value k of a patch is in the image, from the patch's corner on."""
+    return (k // (KW * CIN)) * (W * CIN) + k % (KW * CIN)
+
+
+@triton.jit
+def _cells_of(row, cell, model, SAMPLES, COUT: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr):
+    """Where (cells, rows) of pooled maps are, for rows of all models from `model` on."""
+    own = (model + row // COUT) * SAMPLES * (PH * PW) * COUT + row % COUT
+    return own[None, :] + cell[:, None] * COUT
 
 
 @triton.jit
@@ -212,96 +232,105 @@ def _weight_slopes(
     which, part = (tl.program_id(2) // SPLITS).to(tl.int64), tl.program_id(2) % SPLITS
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     k = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-    known, inside = row < SHARING * COUT, k < CIN * KH * KW
-    model, values = which * SHARING + row // COUT, _place_of(k, H, W, KH, KW)
+    known, inside = row < SHARING * COUT, k < KH * KW * CIN
+    values = _place_of(k, W, KW, CIN)
     total = tl.zeros((ROWS, VALUES), dtype=tl.float32)
     of_bias = tl.zeros((ROWS,), dtype=tl.float32)
     some = tl.cdiv(SAMPLES * PH * PW, SPLITS * CELLS) * CELLS  # the cells of a part
     for first in range(part * some, min((part + 1) * some, SAMPLES * PH * PW), CELLS):
         cell = first + tl.arange(0, CELLS)
         there = cell < SAMPLES * PH * PW
-        sample, i, j = cell // (PH * PW), (cell % (PH * PW)) // PW, cell % PW
-        place = ((model[:, None] * SAMPLES + sample[None, :]) * COUT + (row % COUT)[:, None]) * (PH * PW)
-        place += (cell % (PH * PW))[None, :]
-        d = tl.load(delta + place, mask=known[:, None] & there[None, :], other=0.0)
-        code = tl.load(codes + place, mask=known[:, None] & there[None, :], other=0).to(tl.int32)
+        place = _cells_of(row, cell, which * SHARING, SAMPLES, COUT, PH, PW)
+        d = tl.load(delta + place, mask=there[:, None] & known[None, :], other=0.0)
+        code = tl.load(codes + place, mask=there[:, None] & known[None, :], other=0).to(tl.int32)
         d = tl.where(code >= 4, slope * d, d)
-        of_bias += tl.sum(d, axis=1)
-        corner = images + (which * SAMPLES + sample) * (CIN * H * W) + 2 * i * W + 2 * j
-        source, seen = corner[:, None] + values[None, :], there[:, None] & inside[None, :]
-        for k_of_cell in tl.static_range(4):
-            x = tl.load(source + (k_of_cell // 2) * W + k_of_cell % 2, mask=seen, other=0.0)
-            total = tl.dot(tl.where(code % 4 == k_of_cell, d, 0.0), x, total, input_precision=PRECISION)
+        of_bias += tl.sum(d, axis=0)
+        source = images + (_corner(cell, which * SAMPLES, H, W, PH, PW) * CIN)[:, None] + values[None, :]
+        seen = there[:, None] & inside[None, :]
+        for of_cell in tl.static_range(4):
+            x = tl.load(source + ((of_cell // 2) * W + of_cell % 2) * CIN, mask=seen, other=0.0)
+            total = tl.dot(tl.trans(tl.where(code % 4 == of_cell, d, 0.0)), x, total, input_precision=PRECISION)
     own = (part * GROUPS + which) * SHARING * COUT + row
-    tl.store(by_weight + own[:, None] * (CIN * KH * KW) + k[None, :], total, mask=known[:, None] & inside[None, :])
+    tl.store(by_weight + own[:, None] * (KH * KW * CIN) + k[None, :], total, mask=known[:, None] & inside[None, :])
     if tl.program_id(0) == 0:
         tl.store(by_bias + own, of_bias, mask=known)
 
 
 @triton.jit
-def _unpool(
-    delta, codes, maps, slope, SAMPLES, CHANNELS, OH: tl.constexpr, OW: tl.constexpr, PH: tl.constexpr,
-    PW: tl.constexpr, BLOCK: tl.constexpr,
+def _spread(
+    delta, codes, weight, windows, slope, SAMPLES, CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    ROWS: tl.constexpr, CELLS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(1)
+    """The gradient of each cell's window: the pixels that any of its four patches covers, (kernel + 1)²."""
     model = tl.program_id(2).to(tl.int64)
-    # Two pixels of a row for each cell, one above the other, so that neighbours in memory are written together.
-    half = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = half < SAMPLES * PH * 2 * PW
-    sample, i, column = half // (PH * 2 * PW), (half % (PH * 2 * PW)) // (2 * PW), half % (2 * PW)
-    place = ((model * SAMPLES + sample) * CHANNELS + channel) * (PH * PW) + i * PW + column // 2
-    d = tl.load(delta + place, mask=inside)
-    code = tl.load(codes + place, mask=inside, other=0).to(tl.int32)
-    d = tl.where(code >= 4, slope * d, d)
-    target = maps + ((model * CHANNELS + channel) * SAMPLES + sample) * (OH * OW) + 2 * i * OW + column
-    tl.store(target, tl.where(code % 4 == column % 2, d, 0.0), mask=inside)
-    tl.store(target + OW, tl.where(code % 4 == 2 + column % 2, d, 0.0), mask=inside)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # a value of the window
+    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
+    known, there = row < (KH + 1) * (KW + 1) * CIN, cell < SAMPLES * PH * PW
+    u, v = row // ((KW + 1) * CIN), (row // CIN) % (KW + 1)
+    own = delta + (model * SAMPLES * (PH * PW) + cell) * COUT
+    own_codes = codes + (model * SAMPLES * (PH * PW) + cell) * COUT
+    theta = weight + model * COUT * (KH * KW * CIN) + (u * KW + v) * CIN + row % CIN
+    total = tl.zeros((CELLS, ROWS), dtype=tl.float32)
+    for first in range(0, COUT, VALUES):
+        c = first + tl.arange(0, VALUES)
+        inside = there[:, None] & (c < COUT)[None, :]
+        d = tl.load(own[:, None] + c[None, :], mask=inside, other=0.0)
+        code = tl.load(own_codes[:, None] + c[None, :], mask=inside, other=0).to(tl.int32)
+        d = tl.where(code >= 4, slope * d, d)
+        for of_cell in tl.static_range(4):
+            i, j = u - of_cell // 2, v - of_cell % 2
+            covered = known & (i >= 0) & (i < KH) & (j >= 0) & (j < KW)
+            source = theta[None, :] + (c[:, None] * (KH * KW) - (of_cell // 2) * KW - of_cell % 2) * CIN
+            w = tl.load(source, mask=(c < COUT)[:, None] & covered[None, :], other=0.0)
+            total = tl.dot(tl.where(code % 4 == of_cell, d, 0.0), w, total, input_precision=PRECISION)
+    target = windows + (model * SAMPLES * (PH * PW) + cell[:, None]) * ((KH + 1) * (KW + 1) * CIN) + row[None, :]
+    tl.store(target, total, mask=there[:, None] & known[None, :])
 
 
 @triton.jit
-def _fold(
-    columns, images, SAMPLES, CIN: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    OH: tl.constexpr, OW: tl.constexpr, BLOCK: tl.constexpr,
+def _collect(
+    windows, images, CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr,
+    KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(1)
-    model = tl.program_id(2).to(tl.int64)
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = pixel < SAMPLES * H * W
-    sample, i, j = pixel // (H * W), (pixel % (H * W)) // W, pixel % W
-    source = columns + model * (CIN * KH * KW) * SAMPLES * OH * OW + sample * (OH * OW)
+    """The sum over the windows that contain a pixel."""
+    sample = tl.program_id(1).to(tl.int64)  # of all models
+    value = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = value < H * W * CIN
+    y, x, channel = value // (W * CIN), (value // CIN) % W, value % CIN
+    source = windows + sample * (PH * PW) * ((KH + 1) * (KW + 1) * CIN) + channel
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for k in tl.static_range(KH * KW):
-        row, column = i - k // KW, j - k % KW
-        there = inside & (row >= 0) & (row < OH) & (column >= 0) & (column < OW)
-        place = (channel * (KH * KW) + k) * (SAMPLES * OH * OW) + row * OW + column
-        total += tl.load(source + place, mask=there, other=0.0)
-    place = ((model * SAMPLES + sample) * CIN + channel) * (H * W) + pixel % (H * W)
-    tl.store(images + place, total, mask=inside)
+    for s in tl.static_range(KH // 2 + 1):
+        for t in tl.static_range(KW // 2 + 1):
+            i, j, u, v = y // 2 - s, x // 2 - t, y % 2 + 2 * s, x % 2 + 2 * t
+            there = inside & (i >= 0) & (i < PH) & (j >= 0) & (j < PW) & (u <= KH) & (v <= KW)
+            place = (((i * PW + j) * (KH + 1) + u) * (KW + 1) + v) * CIN
+            total += tl.load(source + place, mask=there, other=0.0)
+    tl.store(images + sample * (H * W * CIN) + value, total, mask=inside)
 
 
 def convolve(images: Tensor, weight: Tensor, bias: Tensor, slope: float) -> tuple[Tensor, Tensor]:
     """LeakyReLU and 2×2 max-pooling of the convolution of each model, and the code of each cell.
 
     Args:
-        images: (X, B, in, H, W), each of the X for N / X consecutive models.
-        weight: (N, out, in, kernel height, kernel width).
+        images: (X, B, H, W, in), each of the X for N / X consecutive models.
+        weight: (N, out, kernel height, kernel width, in).
         bias: (N, out).
         slope: of LeakyReLU, at least 0.
 
     Returns:
-        (N, B, out, H′/2, W′/2) as floats and as codes.
+        (N, B, H′/2, W′/2, out) as floats and as codes.
     """
     groups, samples = images.shape[:2]
     models, channels = weight.shape[:2]
-    facts = _facts(images, weight)
-    shape = (models, samples, channels, facts["PH"], facts["PW"])
+    facts = _facts(images.shape, weight)
+    shape = (models, samples, facts["PH"], facts["PW"], channels)
     pooled = images.new_empty(shape)
     codes = torch.empty(shape, dtype=torch.int8, device=images.device)
     sharing, cells = models // groups, samples * facts["PH"] * facts["PW"]
-    _convolve[(triton.cdiv(cells, CELLS), triton.cdiv(sharing * channels, ROWS), groups)](
-        images, weight, bias, pooled, codes, slope, samples, sharing, **facts,
-        ROWS=ROWS, CELLS=CELLS, VALUES=VALUES, PRECISION=dot_precision(),
-    )  # fmt: skip
+    _convolve[(triton.cdiv(cells, CONVOLVE["CELLS"]), triton.cdiv(sharing * channels, CONVOLVE["ROWS"]), groups)](
+        images, weight, bias, pooled, codes, slope, samples, sharing, **facts, PRECISION=dot_precision(), **CONVOLVE
+    )
     return pooled, codes
 
 
@@ -309,7 +338,7 @@ def weight_slopes(delta: Tensor, codes: Tensor, images: Tensor, weight: Tensor, 
     """The gradients with respect to weight and bias, from that with respect to the pooled maps.
 
     Args:
-        delta: (N, B, out, H′/2, W′/2).
+        delta: (N, B, H′/2, W′/2, out).
         codes: of the same shape.
         images: as in `convolve`.
         weight: of whose shape the first gradient is.
@@ -317,47 +346,43 @@ def weight_slopes(delta: Tensor, codes: Tensor, images: Tensor, weight: Tensor, 
     """
     groups, samples = images.shape[:2]
     models, channels = weight.shape[:2]
-    facts = _facts(images, weight)
+    facts = _facts(images.shape, weight)
     sharing, values = models // groups, weight[0, 0].numel()
-    grid = (triton.cdiv(values, VALUES), triton.cdiv(sharing * channels, ROWS), groups)
+    tile = WEIGHT_SLOPES
+    grid = (triton.cdiv(values, tile["VALUES"]), triton.cdiv(sharing * channels, tile["ROWS"]), groups)
     splits = SPLITS if grid[0] * grid[1] * grid[2] < FEW else 1
     by_weight, by_bias = delta.new_empty(splits, *weight.shape), delta.new_empty(splits, models, channels)
     _weight_slopes[(*grid[:2], groups * splits)](
         delta, codes, images, by_weight, by_bias, slope, samples, sharing, groups, **facts,
-        SPLITS=splits, ROWS=ROWS, CELLS=CELLS, VALUES=VALUES, PRECISION=dot_precision(),
+        SPLITS=splits, PRECISION=dot_precision(), **tile,
     )  # fmt: skip
     return (by_weight[0], by_bias[0]) if splits == 1 else (by_weight.sum(dim=0), by_bias.sum(dim=0))
 
 
 def image_slopes(delta: Tensor, codes: Tensor, weight: Tensor, shape: torch.Size, slope: float) -> Tensor:
-    """The gradient with respect to the images of N models (N, B, in, H, W), which is also `shape`.
+    """The gradient with respect to the images of N models (N, B, H, W, in), which is also `shape`.
 
     Args:
         delta: as in `weight_slopes`.
         codes: of the same shape.
-        weight: (N, out, in, kernel height, kernel width).
+        weight: (N, out, kernel height, kernel width, in).
         shape: of the images.
         slope: of LeakyReLU.
     """
-    models, samples, inputs, height, width = shape
-    channels, (kh, kw), (ph, pw) = weight.shape[1], weight.shape[-2:], delta.shape[-2:]
-    oh, ow = height - kh + 1, width - kw + 1
-    even = oh % 2 == 0 and ow % 2 == 0
-    make = delta.new_empty if even else delta.new_zeros  # pooling never sees an odd last row or column
-    maps = make(models, channels, samples, oh, ow)
-    _unpool[(triton.cdiv(samples * ph * 2 * pw, BLOCK), channels, models)](
-        delta, codes, maps, slope, samples, channels, oh, ow, ph, pw, BLOCK=BLOCK
+    models, samples = shape[:2]
+    facts = _facts(shape, weight)
+    cells, values = samples * facts["PH"] * facts["PW"], (facts["KH"] + 1) * (facts["KW"] + 1) * facts["CIN"]
+    windows = delta.new_empty(models, cells, values)
+    _spread[(triton.cdiv(cells, SPREAD["CELLS"]), triton.cdiv(values, SPREAD["ROWS"]), models)](
+        delta, codes, weight, windows, slope, samples, **facts, PRECISION=dot_precision(), **SPREAD
     )
-    columns = torch.bmm(weight.flatten(2).mT, maps.view(models, channels, -1))  # (N, in · kernel, B · H′ · W′)
     images = delta.new_empty(shape)
-    _fold[(triton.cdiv(samples * height * width, 256), inputs, models)](
-        columns, images, samples, inputs, height, width, kh, kw, oh, ow, BLOCK=256
-    )
+    _collect[(triton.cdiv(images[0, 0].numel(), BLOCK), models * samples)](windows, images, **facts, BLOCK=BLOCK)
     return images
 
 
-def _facts(images: Tensor, weight: Tensor) -> dict[str, int]:
-    """Sizes for which the kernels are compiled."""
-    (height, width), (kh, kw) = images.shape[-2:], weight.shape[-2:]
-    sizes = (images.shape[2], weight.shape[1], height, width, kh, kw, (height - kh + 1) // 2, (width - kw + 1) // 2)
+def _facts(images: torch.Size, weight: Tensor) -> dict[str, int]:
+    """Sizes for which the kernels are compiled, of images (X, B, H, W, in)."""
+    (height, width, inputs), (channels, kh, kw) = images[2:], weight.shape[1:4]
+    sizes = (inputs, channels, height, width, kh, kw, (height - kh + 1) // 2, (width - kw + 1) // 2)
     return dict(zip(("CIN", "COUT", "H", "W", "KH", "KW", "PH", "PW"), sizes, strict=True))

@@ -38,7 +38,8 @@ __all__ = [
     "write_trace",
 ]
 
-BLOCK_OUT, BLOCK_IN = 32, 64  # the tile of a weight that takes its step; larger ones need more registers than there are
+# The tile of a weight that takes its step; larger ones need more registers than there are.
+PRODUCT_STEP = {"BLOCK_OUT": 32, "BLOCK_IN": 64, "num_warps": 8, "num_stages": 2}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -221,10 +222,10 @@ def take_product_step(theta: Tensor, delta: Tensor, entered: Tensor, step: Step)
     batch = delta.shape[2]
     tensors, kind = _of_step(theta, step)
     block_batch = max(16, min(64, triton.next_power_of_2(batch)))
-    _product_step[(triton.cdiv(inputs, BLOCK_IN), triton.cdiv(outputs, BLOCK_OUT), num_models)](
+    grid = (triton.cdiv(inputs, PRODUCT_STEP["BLOCK_IN"]), triton.cdiv(outputs, PRODUCT_STEP["BLOCK_OUT"]), num_models)
+    _product_step[grid](
         theta, delta.contiguous(), entered.contiguous(), *tensors, outputs, inputs, batch, num_models // len(entered),
-        **kind, BLOCK_OUT=BLOCK_OUT, BLOCK_IN=BLOCK_IN, BLOCK_BATCH=block_batch, PRECISION=dot_precision(),
-        num_warps=8, num_stages=2,
+        **kind, BLOCK_BATCH=block_batch, PRECISION=dot_precision(), **PRODUCT_STEP,
     )  # fmt: skip
 
 
