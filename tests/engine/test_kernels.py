@@ -27,6 +27,7 @@ from engram.engine.program import Batches
 from engram.nn.memory import class_sums, second_moment
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter does not multiply bfloat16
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "momentum": {"momentum": 0.9},
@@ -225,25 +226,51 @@ def test_products_of_any_size(kernels: ModuleType, batch: int, outputs: int, inp
         (1, 4, 2, (2, 4, 5), 33, (1, 1)),
     ],
 )
+@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 def test_a_convolution_with_pooling_and_its_gradients(
-    kernels: ModuleType, groups: int, sharing: int, batch: int, images: tuple, channels: int, kernel: tuple
+    kernels: ModuleType,
+    groups: int,
+    sharing: int,
+    batch: int,
+    images: tuple,
+    channels: int,
+    kernel: tuple,
+    dtype: torch.dtype,
 ) -> None:
     random = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
+    # Numbers that both types can hold, and a slope that is a power of two, so that products are exact.
+    draw = lambda *shape: torch.randn(*shape, generator=random).to(dtype).float().to(DEVICE)  # noqa: E731
     entered = draw(groups, batch, *images)
     weight = draw(groups * sharing, channels, images[0], *kernel).requires_grad_()
     bias = draw(groups * sharing, channels).requires_grad_()
     each = entered.repeat_interleave(sharing, dim=0).requires_grad_()
     expected = torch.stack(
-        [F.leaky_relu(F.max_pool2d(F.conv2d(x, w, b), 2), 0.3) for x, w, b in zip(each, weight, bias, strict=True)]
+        [F.leaky_relu(F.max_pool2d(F.conv2d(x, w, b), 2), 0.25) for x, w, b in zip(each, weight, bias, strict=True)]
     )
-    theta, seen = channels_last(weight.detach()), channels_last(entered)
-    pooled, codes = kernels.convolve(seen, theta, bias.detach(), 0.3)
-    torch.testing.assert_close(pooled.movedim(-1, -3), expected, rtol=1e-4, atol=1e-4)
+    theta, seen = channels_last(weight.detach(), dtype), channels_last(entered, dtype)
+    pooled, codes = kernels.convolve(seen, theta, bias.detach(), 0.25, False)
+    torch.testing.assert_close(pooled, expected, rtol=1e-4, atol=1e-4)
+    inner, same = kernels.convolve(seen, theta, bias.detach(), 0.25, True)
+    torch.testing.assert_close(inner, pooled.movedim(-3, -1).to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close(same, codes, rtol=0, atol=0)
     delta = draw(*expected.shape)
     gradients = torch.autograd.grad(expected, (weight, bias, each), delta)
-    delta = channels_last(delta)
-    by_weight, by_bias = kernels.weight_slopes(delta, codes, seen, theta, 0.3)
-    by_images = kernels.image_slopes(delta, codes, theta, channels_last(each).shape, 0.3)
-    found = (by_weight.movedim(-1, -3), by_bias, by_images.movedim(-1, -3))
-    torch.testing.assert_close(found, gradients, rtol=1e-4, atol=1e-4)
+    delta = channels_last(delta, dtype)
+    slopes = kernels.weight_slopes(delta, codes, seen, theta, images[0], 0.25)
+    torch.testing.assert_close(slopes, gradients[:2], rtol=1e-4, atol=1e-4)
+    first = kernels.weight_slopes(delta, codes, seen, theta, 1, 0.25)[0]
+    torch.testing.assert_close(first, slopes[0][:, :, :1], rtol=0, atol=0)
+    by_images = kernels.image_slopes(delta, codes, theta, channels_last(each, dtype).shape, 0.25)
+    # A window of the images is rounded to their type before it is added to its neighbours.
+    near = 1e-4 if dtype == torch.float32 else 0.03 * float(gradients[2].std())
+    torch.testing.assert_close(by_images.movedim(-1, -3).float(), gradients[2], rtol=near, atol=near)
+
+
+def test_images_with_three_channels_get_a_fourth() -> None:
+    maps = torch.rand(2, 5, 3, 4, 6)
+    wider = channels_last(maps, torch.float32, padded=True)
+    torch.testing.assert_close(wider[..., :3], maps.movedim(2, -1), rtol=0, atol=0)
+    assert wider.is_contiguous()
+    assert wider.shape == (2, 5, 4, 6, 4)
+    assert not wider[..., 3].any()
+    assert channels_last(maps[:, :, :2], torch.float32, padded=True).shape == (2, 5, 4, 6, 2)

@@ -159,15 +159,16 @@ def _block_of(batch: int) -> int:
 # the pooling are computed together, and only the largest is stored, with its place: a code of 0 to 3, plus 4 where
 # LeakyReLU has the slope of negative numbers.
 #
+# Images and weights are of one type, float32 or bfloat16, in which they are multiplied; sums are always in float32.
 # Images (X, B, H, W, in) are those of X trials or models; each is seen by SHARING models, whose rows of weights, one
 # for each output channel, lie one after another.
 
 
 @triton.jit
 def _convolve(
-    images, weight, bias, pooled, codes, slope, SAMPLES, SHARING, CIN: tl.constexpr, COUT: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    ROWS: tl.constexpr, CELLS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+    images, weight, bias, pooled, codes, slope, SAMPLES, SHARING, INNER: tl.constexpr, CIN: tl.constexpr,
+    COUT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr,
+    PW: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     which = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -199,8 +200,11 @@ def _convolve(
     best += tl.load(bias + which * SHARING * COUT + row, mask=known, other=0.0)[None, :]
     place = _cells_of(row, cell, which * SHARING, SAMPLES, COUT, PH, PW)
     inside = there[:, None] & known[None, :]
-    tl.store(pooled + place, tl.where(best > 0, best, slope * best), mask=inside)
     tl.store(codes + place, tl.where(best > 0, code, code + 4).to(tl.int8), mask=inside)
+    if not INNER:  # channels first
+        own = (which * SHARING + row // COUT) * SAMPLES * COUT + row % COUT
+        place = (own[None, :] + (cell // (PH * PW))[:, None] * COUT) * (PH * PW) + (cell % (PH * PW))[:, None]
+    tl.store(pooled + place, tl.where(best > 0, best, slope * best), mask=inside)
 
 
 @triton.jit
@@ -225,9 +229,10 @@ def _cells_of(row, cell, model, SAMPLES, COUT: tl.constexpr, PH: tl.constexpr, P
 
 @triton.jit
 def _weight_slopes(
-    delta, codes, images, by_weight, by_bias, slope, SAMPLES, SHARING, GROUPS, CIN: tl.constexpr, COUT: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+    delta, codes, images, by_weight, by_bias, slope, SAMPLES, SHARING, GROUPS, CHANNELS: tl.constexpr,
+    CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, CELLS: tl.constexpr,
+    VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     which, part = (tl.program_id(2) // SPLITS).to(tl.int64), tl.program_id(2) % SPLITS
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -236,12 +241,12 @@ def _weight_slopes(
     values = _place_of(k, W, KW, CIN)
     total = tl.zeros((ROWS, VALUES), dtype=tl.float32)
     of_bias = tl.zeros((ROWS,), dtype=tl.float32)
-    some = tl.cdiv(SAMPLES * PH * PW, SPLITS * CELLS) * CELLS  # the cells of a part
-    for first in range(part * some, min((part + 1) * some, SAMPLES * PH * PW), CELLS):
+    share = tl.cdiv(SAMPLES * PH * PW, SPLITS * CELLS) * CELLS  # the cells of a part
+    for first in range(part * share, min((part + 1) * share, SAMPLES * PH * PW), CELLS):
         cell = first + tl.arange(0, CELLS)
         there = cell < SAMPLES * PH * PW
         place = _cells_of(row, cell, which * SHARING, SAMPLES, COUT, PH, PW)
-        d = tl.load(delta + place, mask=there[:, None] & known[None, :], other=0.0)
+        d = tl.load(delta + place, mask=there[:, None] & known[None, :], other=0.0).to(tl.float32)
         code = tl.load(codes + place, mask=there[:, None] & known[None, :], other=0).to(tl.int32)
         d = tl.where(code >= 4, slope * d, d)
         of_bias += tl.sum(d, axis=0)
@@ -249,9 +254,12 @@ def _weight_slopes(
         seen = there[:, None] & inside[None, :]
         for of_cell in tl.static_range(4):
             x = tl.load(source + ((of_cell // 2) * W + of_cell % 2) * CIN, mask=seen, other=0.0)
-            total = tl.dot(tl.trans(tl.where(code % 4 == of_cell, d, 0.0)), x, total, input_precision=PRECISION)
+            some = tl.where(code % 4 == of_cell, d, 0.0).to(x.dtype)
+            total = tl.dot(tl.trans(some), x, total, input_precision=PRECISION)
     own = (part * GROUPS + which) * SHARING * COUT + row
-    tl.store(by_weight + own[:, None] * (KH * KW * CIN) + k[None, :], total, mask=known[:, None] & inside[None, :])
+    # Parameters have the channels first, and only as many as there are.
+    target = by_weight + own[:, None] * (CHANNELS * KH * KW) + ((k % CIN) * (KH * KW) + k // CIN)[None, :]
+    tl.store(target, total, mask=known[:, None] & (inside & (k % CIN < CHANNELS))[None, :])
     if tl.program_id(0) == 0:
         tl.store(by_bias + own, of_bias, mask=known)
 
@@ -275,7 +283,7 @@ def _spread(
     for first in range(0, COUT, VALUES):
         c = first + tl.arange(0, VALUES)
         inside = there[:, None] & (c < COUT)[None, :]
-        d = tl.load(own[:, None] + c[None, :], mask=inside, other=0.0)
+        d = tl.load(own[:, None] + c[None, :], mask=inside, other=0.0).to(tl.float32)
         code = tl.load(own_codes[:, None] + c[None, :], mask=inside, other=0).to(tl.int32)
         d = tl.where(code >= 4, slope * d, d)
         for of_cell in tl.static_range(4):
@@ -283,7 +291,8 @@ def _spread(
             covered = known & (i >= 0) & (i < KH) & (j >= 0) & (j < KW)
             source = theta[None, :] + (c[:, None] * (KH * KW) - (of_cell // 2) * KW - of_cell % 2) * CIN
             w = tl.load(source, mask=(c < COUT)[:, None] & covered[None, :], other=0.0)
-            total = tl.dot(tl.where(code % 4 == of_cell, d, 0.0), w, total, input_precision=PRECISION)
+            some = tl.where(code % 4 == of_cell, d, 0.0).to(w.dtype)
+            total = tl.dot(some, w, total, input_precision=PRECISION)
     target = windows + (model * SAMPLES * (PH * PW) + cell[:, None]) * ((KH + 1) * (KW + 1) * CIN) + row[None, :]
     tl.store(target, total, mask=there[:, None] & known[None, :])
 
@@ -305,78 +314,87 @@ def _collect(
             i, j, u, v = y // 2 - s, x // 2 - t, y % 2 + 2 * s, x % 2 + 2 * t
             there = inside & (i >= 0) & (i < PH) & (j >= 0) & (j < PW) & (u <= KH) & (v <= KW)
             place = (((i * PW + j) * (KH + 1) + u) * (KW + 1) + v) * CIN
-            total += tl.load(source + place, mask=there, other=0.0)
+            total += tl.load(source + place, mask=there, other=0.0).to(tl.float32)
     tl.store(images + sample * (H * W * CIN) + value, total, mask=inside)
 
 
-def convolve(images: Tensor, weight: Tensor, bias: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+def convolve(images: Tensor, weight: Tensor, bias: Tensor, slope: float, inner: bool) -> tuple[Tensor, Tensor]:
     """LeakyReLU and 2×2 max-pooling of the convolution of each model, and the code of each cell.
 
     Args:
         images: (X, B, H, W, in), each of the X for N / X consecutive models.
-        weight: (N, out, kernel height, kernel width, in).
+        weight: (N, out, kernel height, kernel width, in), of the same type.
         bias: (N, out).
         slope: of LeakyReLU, at least 0.
+        inner: whether another convolution gets the result.
 
     Returns:
-        (N, B, H′/2, W′/2, out) as floats and as codes.
+        The pooled maps (N, B, H′/2, W′/2, out) in the type of the images if they are inner, else (N, B, out, H′/2,
+        W′/2) in float32; and the codes (N, B, H′/2, W′/2, out).
     """
     groups, samples = images.shape[:2]
     models, channels = weight.shape[:2]
     facts = _facts(images.shape, weight)
-    shape = (models, samples, facts["PH"], facts["PW"], channels)
-    pooled = images.new_empty(shape)
-    codes = torch.empty(shape, dtype=torch.int8, device=images.device)
+    size = (facts["PH"], facts["PW"])
+    codes = torch.empty(models, samples, *size, channels, dtype=torch.int8, device=images.device)
+    pooled = torch.empty_like(codes, dtype=images.dtype) if inner else bias.new_empty(models, samples, channels, *size)
     sharing, cells = models // groups, samples * facts["PH"] * facts["PW"]
     _convolve[(triton.cdiv(cells, CONVOLVE["CELLS"]), triton.cdiv(sharing * channels, CONVOLVE["ROWS"]), groups)](
-        images, weight, bias, pooled, codes, slope, samples, sharing, **facts, PRECISION=dot_precision(), **CONVOLVE
-    )
+        images, weight, bias, pooled, codes, slope, samples, sharing, inner, **facts,
+        PRECISION=dot_precision(), **CONVOLVE,
+    )  # fmt: skip
     return pooled, codes
 
 
-def weight_slopes(delta: Tensor, codes: Tensor, images: Tensor, weight: Tensor, slope: float) -> tuple[Tensor, Tensor]:
-    """The gradients with respect to weight and bias, from that with respect to the pooled maps.
+def weight_slopes(
+    delta: Tensor, codes: Tensor, images: Tensor, weight: Tensor, channels: int, slope: float
+) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to weight and bias, in float32, from that with respect to the pooled maps.
 
     Args:
         delta: (N, B, H′/2, W′/2, out).
         codes: of the same shape.
         images: as in `convolve`.
-        weight: of whose shape the first gradient is.
+        weight: as in `convolve`.
+        channels: how many of the images' channels have a gradient.
         slope: of LeakyReLU.
+
+    Returns:
+        (N, out, channels, kernel height, kernel width), and (N, out).
     """
     groups, samples = images.shape[:2]
-    models, channels = weight.shape[:2]
+    models, outputs, kh, kw = weight.shape[:4]
     facts = _facts(images.shape, weight)
-    sharing, values = models // groups, weight[0, 0].numel()
-    tile = WEIGHT_SLOPES
-    grid = (triton.cdiv(values, tile["VALUES"]), triton.cdiv(sharing * channels, tile["ROWS"]), groups)
+    sharing, values, tile = models // groups, weight[0, 0].numel(), WEIGHT_SLOPES
+    grid = (triton.cdiv(values, tile["VALUES"]), triton.cdiv(sharing * outputs, tile["ROWS"]), groups)
     splits = SPLITS if grid[0] * grid[1] * grid[2] < FEW else 1
-    by_weight, by_bias = delta.new_empty(splits, *weight.shape), delta.new_empty(splits, models, channels)
+    by_weight = torch.empty(splits, models, outputs, channels, kh, kw, device=delta.device)
+    by_bias = torch.empty(splits, models, outputs, device=delta.device)
     _weight_slopes[(*grid[:2], groups * splits)](
-        delta, codes, images, by_weight, by_bias, slope, samples, sharing, groups, **facts,
+        delta, codes, images, by_weight, by_bias, slope, samples, sharing, groups, channels, **facts,
         SPLITS=splits, PRECISION=dot_precision(), **tile,
     )  # fmt: skip
     return (by_weight[0], by_bias[0]) if splits == 1 else (by_weight.sum(dim=0), by_bias.sum(dim=0))
 
 
 def image_slopes(delta: Tensor, codes: Tensor, weight: Tensor, shape: torch.Size, slope: float) -> Tensor:
-    """The gradient with respect to the images of N models (N, B, H, W, in), which is also `shape`.
+    """The gradient with respect to the images of N models, of the weights' type.
 
     Args:
         delta: as in `weight_slopes`.
         codes: of the same shape.
         weight: (N, out, kernel height, kernel width, in).
-        shape: of the images.
+        shape: of the images, (N, B, H, W, in).
         slope: of LeakyReLU.
     """
     models, samples = shape[:2]
     facts = _facts(shape, weight)
     cells, values = samples * facts["PH"] * facts["PW"], (facts["KH"] + 1) * (facts["KW"] + 1) * facts["CIN"]
-    windows = delta.new_empty(models, cells, values)
+    windows = weight.new_empty(models, cells, values)
     _spread[(triton.cdiv(cells, SPREAD["CELLS"]), triton.cdiv(values, SPREAD["ROWS"]), models)](
         delta, codes, weight, windows, slope, samples, **facts, PRECISION=dot_precision(), **SPREAD
     )
-    images = delta.new_empty(shape)
+    images = weight.new_empty(shape)
     _collect[(triton.cdiv(images[0, 0].numel(), BLOCK), models * samples)](windows, images, **facts, BLOCK=BLOCK)
     return images
 

@@ -172,8 +172,8 @@ def _step(
 @triton.jit
 def _product_step(
     theta, delta, entered, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of,
-    left_of, OUT, IN, BATCH, SHARING, PLAIN: tl.constexpr, ADAM: tl.constexpr, DECOUPLED: tl.constexpr,
-    MOMENTUM: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+    left_of, BATCH, SHARING, OUT: tl.constexpr, IN: tl.constexpr, PLAIN: tl.constexpr, ADAM: tl.constexpr,
+    DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for a tile of a linear layer's weight, whose gradient g = δ xᵀ is computed here and never stored."""
@@ -224,8 +224,8 @@ def take_product_step(theta: Tensor, delta: Tensor, entered: Tensor, step: Step)
     block_batch = max(16, min(64, triton.next_power_of_2(batch)))
     grid = (triton.cdiv(inputs, PRODUCT_STEP["BLOCK_IN"]), triton.cdiv(outputs, PRODUCT_STEP["BLOCK_OUT"]), num_models)
     _product_step[grid](
-        theta, delta.contiguous(), entered.contiguous(), *tensors, outputs, inputs, batch, num_models // len(entered),
-        **kind, BLOCK_BATCH=block_batch, PRECISION=dot_precision(), **PRODUCT_STEP,
+        theta, delta.contiguous(), entered.contiguous(), *tensors, batch, num_models // len(entered),
+        outputs, inputs, **kind, BLOCK_BATCH=block_batch, PRECISION=dot_precision(), **PRODUCT_STEP,
     )  # fmt: skip
 
 
