@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the folder for the record")
     options = parser.parse_args()
     if options.study == "draw":
+        if options.out is None or not (options.out / "growth.json").is_file():
+            parser.error("draw needs --out DIR, a folder in which growth left its growth.json")
         draw(options.out)
         return
     rows = studies[options.study](options)
