@@ -133,6 +133,26 @@ def test_folding_gives_the_same_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
+def test_every_head_folds_to_linear_layers_that_no_longer_follow_it(name: str) -> None:
+    model = make(name)
+    learn(model)
+    expected, hidden = read(model), model.features(batch(99)[0])
+    folded = model.head.fold()
+    assert type(folded if isinstance(folded, nn.Linear) else folded.linear) is nn.Linear
+    learn(model, range(4, 6))
+    torch.testing.assert_close(folded.eval()(hidden), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_linear_head_folds_with_its_bias() -> None:
+    head = engram.heads.create("linear", M, C, bias=True)
+    hidden = torch.randn(3, M)
+    folded = head.eval().fold()
+    assert torch.equal(folded(hidden), head(hidden))
+    assert not folded.training
+    assert folded.bias is not head.bias
+
+
+@pytest.mark.parametrize("name", HEADS)
 def test_a_loaded_head_goes_on_as_one_that_was_never_saved(name: str, tmp_path: Path) -> None:
     model, fresh, other = make(name), make(name), make(name)
     learn(model)

@@ -100,6 +100,14 @@ class LinearSoftmax(nn.Linear):
         """
         return {"weight": torch.ones_like(self.weight)}
 
+    def fold(self) -> nn.Linear:
+        """A plain layer with copies of its weights, as every head gives one for use after training.
+
+        Example:
+            >>> linear = head.fold()
+        """
+        return as_linear(self.weight, self.bias).train(self.training)
+
 
 @HEADS.register("matched", baseline=True, settings={"trace": "baseline_trace"})
 class MatchedSoftmax(nn.Module):
