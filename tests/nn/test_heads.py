@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import engram
 from builders import refusal
 from engram.common.errors import InputError
+from engram.nn.head import Head
 from engram.nn.modules import constant_for_compiler
 from engram.nn.networks import Network
 
@@ -150,6 +151,53 @@ def test_a_linear_head_folds_with_its_bias() -> None:
     assert torch.equal(folded(hidden), head(hidden))
     assert not folded.training
     assert folded.bias is not head.bias
+
+
+# What each head is made with below, and how it is printed. Sizes come first.
+PRINTED = {
+    "cope": ({"rate": 0.5, "temperature": 0.1}, "rate=0.5"),
+    "dhp": ({"eta": 0.2, "learn_eta": False}, "eta=0.2, learn_eta=False"),
+    "dhp-uniform": ({}, "alpha='uniform'"),
+    "fast-weights": ({"num_keys": 5}, "num_keys=5"),
+    "hebbian-softmax": ({"rare_until": 9}, "rare_until=9"),
+    "linear": ({"bias": True}, "bias=True"),
+    "matched": ({"trace": 2.0}, "trace=2.0"),
+    "ncm": ({"normalised": True}, "read='nearest-mean'"),
+    "neuromodulated": ({"alpha_init": 0.5}, "alpha_init=0.5"),
+    "retroactive": ({"eta": 0.5}, "eta=0.5"),
+    "ridge": ({"learn_features": True}, "read='ridge', learn_features=True"),
+    "slda": ({"shrinkage": 0.1}, "read='lda', shrinkage=0.1"),
+    "steady": ({}, "eta=0.0001, alpha_init=0.1, learn_eta=False, trace_gradient=False, trace_scale=2.0, "
+               "trace_centred=True"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_printed_head_shows_its_sizes_and_the_settings_that_are_not_its_defaults(name: str) -> None:
+    settings, shown = PRINTED[name]
+    head = engram.heads.create(name, M, C, **settings)
+    learn(Network(nn.Linear(5, M), head).double())  # what it learns is no setting
+    assert head.extra_repr() == f"in_features={M}, out_features={C}, {shown}"
+    assert head.extra_repr() in repr(head)
+    head.grow(C + 1)
+    assert f"out_features={C + 1}" in repr(head)
+
+
+def test_a_printed_memory_shows_what_it_uses_of_the_features() -> None:
+    settings = {"random_features": 9, "random_window": 3, "top_k": 2, "normalised": True}
+    assert repr(engram.heads.create("slda", M, C, **settings).psi) == (
+        f"Psi(in_features={M}, normalised=True, random_features=9, random_window=3, top_k=2)"
+    )
+    assert repr(engram.heads.create("slda", M, C).psi) == f"Psi(in_features={M})"
+
+
+def test_a_head_of_another_package_is_printed_whatever_its_settings_are() -> None:
+    class Own(Head):
+        def __init__(self, in_features: int, out_features: int, gains: Tensor, unknown: int, *, name: str = "own"):
+            super().__init__(in_features, out_features)
+            self.gains = gains
+
+    assert repr(Own(2, 3, torch.ones(2), 1)) == "Own(in_features=2, out_features=3, gains=tensor([1., 1.]))"
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -17,7 +17,7 @@ from engram.common.registry import HEADS
 from engram.nn import trace
 from engram.nn.classes import check_range, check_targets, grow_rows
 from engram.nn.distributed import Ranks, ranks_of_call
-from engram.nn.modules import as_linear, mapped
+from engram.nn.modules import as_linear, mapped, shown_settings
 
 
 def algorithm_1(
@@ -273,7 +273,7 @@ class DHPSoftmax(nn.Module):
 
     def extra_repr(self) -> str:
         alpha = "synapse" if self.alpha.ndim else "uniform"
-        return f"{self.in_features}, {self.out_features}, alpha={alpha!r}, eta_range={self.eta_range!r}"
+        return shown_settings(self, alpha=alpha, learn_eta=self.eta.requires_grad)
 
     def _check_hidden(self, hidden: Tensor) -> None:
         if hidden.ndim != 2 or hidden.shape[1] != self.in_features:

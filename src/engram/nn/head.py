@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError, NotFiniteError
 from engram.nn.classes import check_range, check_targets, grow_rows
+from engram.nn.modules import shown_settings
 
 
 class Head(nn.Module):
@@ -107,7 +108,7 @@ class Head(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
+        return shown_settings(self)
 
     def _check_hidden(self, hidden: Tensor) -> None:
         if hidden.ndim < 2 or hidden.shape[-1] != self.in_features:

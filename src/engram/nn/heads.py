@@ -17,7 +17,7 @@ from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.nn.classes import grow_rows
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.modules import as_linear
+from engram.nn.modules import as_linear, shown_settings
 
 
 def list(pattern: str = "*") -> builtins.list[str]:
@@ -194,7 +194,7 @@ class MatchedSoftmax(nn.Module):
         return as_linear(self.in_force()).train(self.training)
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}"
+        return shown_settings(self)
 
 
 @HEADS.register(

@@ -67,7 +67,7 @@ class MemoryHead(Head):
         check_choice("read", read, READINGS)
         if shrinkage is not None and not (isinstance(shrinkage, Real) and 0 <= shrinkage <= 1):
             raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
-        self.kind, self.shrinkage = read, shrinkage
+        self.kind, self.shrinkage, self.learn_features = read, shrinkage, learn_features
         self.settled = False  # as `unread` says it, for an exporter, who cannot look into a tensor
         self.psi = Psi(in_features, **psi)
         k = self.psi.out_features

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -93,6 +94,29 @@ def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
         if bias is not None:
             linear.bias.copy_(bias)
     return linear
+
+
+def shown_settings(layer: nn.Module, **more: Any) -> str:
+    """What a layer was made with, as `print` shows it: what has no default, and what differs from its default.
+
+    Values are the layer's attributes of these names, or its `plastic_settings`. A parameter that is learned is shown
+    as it started, if `initial_NAME` holds that.
+
+    Args:
+        layer: any module.
+        more: values that are no attributes, by name.
+
+    Example:
+        >>> shown_settings(engram.heads.create("cope", 8, 3, rate=0.1))
+        'in_features=8, out_features=3, rate=0.1'
+    """
+    known = {**vars(layer), **getattr(layer, "plastic_settings", {}), **more}
+    shown = []
+    for name, parameter in inspect.signature(type(layer)).parameters.items():
+        value = known.get(f"initial_{name}", known.get(name, parameter.default))
+        if repr(value) != repr(parameter.default):  # some values, such as arrays, cannot be compared
+            shown.append(f"{name}={value!r}")
+    return ", ".join(shown)
 
 
 def constant_for_compiler(function: Function) -> Function:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError
 from engram.nn import memory
+from engram.nn.modules import shown_settings
 
 
 class Psi(nn.Module):
@@ -48,7 +49,10 @@ class Psi(nn.Module):
         self.out_features = random_features or in_features
         if top_k > self.out_features:
             raise InputError(f"top_k cannot be {top_k}: there are {self.out_features} features")
+        self.in_features = in_features
         self.normalised = normalised
+        self.random_features = random_features
+        self.random_window = random_window
         self.top_k = top_k
         window = min(random_window or in_features, in_features)
         drawn = draw_projection(in_features, random_features, window) if random_features else None
@@ -62,6 +66,9 @@ class Psi(nn.Module):
         hidden = memory.normalise(hidden) if self.normalised else hidden
         hidden = hidden if self.projection is None else random_relu(hidden, self.projection)
         return memory.top_k(hidden, self.top_k) if self.top_k else hidden
+
+    def extra_repr(self) -> str:
+        return shown_settings(self)
 
 
 def random_relu(hidden: Tensor, projection: Tensor) -> Tensor:

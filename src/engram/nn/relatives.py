@@ -173,6 +173,7 @@ class FastWeights(Head):
         super().__init__(in_features, out_features)
         if num_keys < 1:
             raise InputError(f"num_keys must be at least 1, not {num_keys}")
+        self.num_keys = num_keys
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.keys = Keys(in_features, num_keys)
         self.register_buffer("total", torch.empty(out_features, num_keys, dtype=torch.float64))
