@@ -62,6 +62,22 @@ def test_memory_of_nothing_is_refused() -> None:
     assert refusal(made, memory_size=0) == "a memory of stored samples must hold at least 1, not 0"
 
 
+@pytest.mark.parametrize("size", [10**12, 10**30])
+@pytest.mark.parametrize("name", ["a-gem", "der++", "pseudo-rehearsal", "replay"])
+def test_a_memory_that_is_too_large_is_refused_in_bytes_before_it_is_made(name: str, size: int) -> None:
+    config = engram.preset("split-mnist", name, dataset="mnist-small", hidden=[8], max_samples=200, memory_size=size)
+    sentence = refusal(engram.run, config, device="cpu")
+    assert sentence.startswith(f"a memory of {size} samples takes ")
+    assert sentence.endswith(": lower memory_size")
+
+
+def test_stored_outputs_count_too() -> None:
+    """Of few inputs and many classes they take the most."""
+    model = torch.nn.Linear(1, 1)
+    sentence = refusal(REHEARSALS["der++"].make(memory_size=1000).initial_state, model, (1,), 10**9)
+    assert sentence.startswith("a memory of 1000 samples takes 4,000,000,000,000 bytes")
+
+
 def test_generator_needs_inputs_as_pixels_are() -> None:
     inputs, labels = torch.linspace(-1, 3, 40).reshape(10, 4), torch.arange(10) % 2
     stream = engram.streams.from_arrays([(inputs, labels, inputs, labels)])

@@ -250,19 +250,24 @@ def check_moment_fits(num_features: int) -> None:
     check_fits(8 * num_features**2, f"the second moment of {num_features} features")
 
 
-def check_fits(needed: int, what: str) -> None:
-    """Refuse a tensor that would take more than half of this machine's memory.
+def check_fits(needed: int, what: str, advice: str = "use fewer features", device: torch.device | None = None) -> None:
+    """Refuse a tensor that would take more than half of this machine's memory, or of its GPU's.
 
     Args:
         needed: bytes.
         what: the tensor, for the message.
+        advice: what helps, for the message.
+        device: where the tensor would be; None for the CPU.
 
     Example:
         >>> check_fits(8 * 2000**2, "the second moment")
     """
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    owner = "this machine"
+    if device is not None and device.type == "cuda":
+        owner, there = "the GPU", torch.cuda.get_device_properties(device).total_memory
     if there is not None and needed > LARGEST_SHARE * there:
-        raise InputError(f"{what} takes {needed:,} bytes, and this machine has {there:,}: use fewer features")
+        raise InputError(f"{what} takes {needed:,} bytes, and {owner} has {there:,}: {advice}")
 
 
 def check_sample_weight(weight: Tensor, num_samples: int) -> None:

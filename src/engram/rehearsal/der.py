@@ -49,6 +49,7 @@ class DERPlusPlus(Replay):
 
     def initial_state(self, model: nn.Module, input_shape: Sequence[int], num_classes: int) -> State:
         state = super().initial_state(model, input_shape, num_classes)
+        reservoir.check_fits(self.memory_size, num_classes * state["inputs"].element_size(), state["inputs"].device)
         return {**state, "logits": state["inputs"].new_zeros(self.memory_size + 1, num_classes)}
 
     def draws(self, batch_size: int) -> Shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from torch.func import functional_call
 
 from engram.common.registry import REHEARSALS
 from engram.rehearsal.rehearsal import Batch, Draws, Moment, Rehearsal, Shapes, State, masked, mean_distillation
-from engram.rehearsal.reservoir import check_size
+from engram.rehearsal.reservoir import check_fits, check_size
 
 
 @REHEARSALS.register(
@@ -56,7 +57,9 @@ class PseudoRehearsal(Rehearsal):
         self.temperature = temperature
 
     def initial_state(self, model: nn.Module, input_shape: Sequence[int], num_classes: int) -> State:
-        like = next(model.parameters())
+        like, numbers = next(model.parameters()), math.prod(input_shape)
+        drawn = numbers * torch.float64.itemsize  # inputs come from numbers in double precision
+        check_fits(self.memory_size, drawn + (numbers + num_classes) * like.element_size(), like.device)
         inputs = like.new_zeros(self.memory_size, *input_shape)
         return {"inputs": inputs, "logits": like.new_zeros(self.memory_size, num_classes)}
 

@@ -5,12 +5,14 @@ The state holds `inputs`, `targets`, `tasks` (M + 1 rows; the last takes what is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from engram.common.errors import InputError
+from engram.nn import memory
 from engram.rehearsal.rehearsal import Batch, Memory, State
 
 
@@ -20,8 +22,21 @@ def check_size(size: int) -> None:
         raise InputError(f"a memory of stored samples must hold at least 1, not {size}")
 
 
+def check_fits(size: int, bytes_of_sample: int, device: torch.device) -> None:
+    """Refuse a memory that would take more than half of the device's: a step makes the next one from the old one.
+
+    Args:
+        size: M, the number of samples.
+        bytes_of_sample: that one of them takes.
+        device: where it would be.
+    """
+    memory.check_fits(size * bytes_of_sample, f"a memory of {size} samples", "lower memory_size", device)
+
+
 def empty(size: int, input_shape: Sequence[int], like: Tensor) -> State:
     """A reservoir for M = `size` samples, on the device and of the type of `like`."""
+    numbers = 2 * torch.int64.itemsize  # the class and the task
+    check_fits(size, math.prod(input_shape) * like.element_size() + numbers, like.device)
     zeros = like.new_zeros(size + 1, dtype=torch.int64)
     inputs = like.new_zeros(size + 1, *input_shape)
     return {"inputs": inputs, "targets": zeros, "tasks": zeros - 1, "offered": zeros[0].clone()}
