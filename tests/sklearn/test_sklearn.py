@@ -168,6 +168,23 @@ def test_importances_do_not_depend_on_how_a_task_is_split_into_calls(cuts, metho
         assert one is other is None or torch.equal(one, other)
 
 
+def test_memory_takes_no_more_rows_than_its_samples_need() -> None:
+    whole, cut = (Reservoir(10**30, seed=0) for _ in range(2))
+    inputs, targets = torch.arange(10_000.0)[:, None], torch.arange(10_000) % 3
+    whole.add(inputs, targets)
+    for some in torch.arange(10_000).split(700):
+        cut.add(inputs[some], targets[some])
+    for memory in (whole, cut):
+        assert len(memory.inputs) == len(memory.targets) == 2**14
+        assert len(memory) == 10_000
+        assert torch.equal(memory.inputs[:10_000], inputs)
+        assert torch.equal(memory.targets[:10_000], targets)
+    small = Reservoir(5000, seed=0)
+    for some in torch.arange(10_000).split(700):
+        small.add(inputs[some], targets[some])
+    assert len(small.inputs) == 5000, "it never has more rows than its size"
+
+
 def test_memory_is_a_uniform_sample() -> None:
     """Each of 40 samples is among 10 with probability 1/4: over 300 seeds 75 times, with a deviation of 7.5."""
     counts = np.zeros(40)

@@ -208,6 +208,35 @@ def test_missing_device_is_not_blamed_on_the_file() -> None:
         ContinualClassifier.load(SAVED, device="gpu")
 
 
+@pytest.mark.parametrize("memory_size", [6, 5000, 10**15])
+def test_samples_of_the_current_task_are_loaded_whatever_their_memory_could_hold(memory_size: int) -> None:
+    classifier = ContinualClassifier(method="ewc", **{**SMALL, "memory_size": memory_size})
+    classifier.fit(*samples([0, 1]), task=1)
+    again = saved_and_loaded(classifier)
+    for _ in range(2):
+        assert_classifiers_equal(again, classifier)
+        for each in (classifier, again):
+            each.partial_fit(*samples([0, 1], num_samples=9000, seed=1), task=1)
+    assert_classifiers_equal(continue_learning(again, again.classes_), continue_learning(classifier, again.classes_))
+
+
+def test_a_memory_with_a_row_for_each_sample_of_its_size_is_loaded_too(tmp_path: Path) -> None:
+    """As files had it once."""
+    classifier = ContinualClassifier(method="ewc", **{**SMALL, "memory_size": 5000}).fit(*samples([0, 1]), task=1)
+    classifier.save(tmp_path / "new")
+    header, tensors = read_tensors(tmp_path / "new", "classifier", FORMAT)
+    for rows in (5000, 4999, 6000):
+        for name in ("memory.inputs", "memory.targets"):
+            whole = tensors[name].new_zeros(rows, *tensors[name].shape[1:])
+            whole[:4096] = tensors[name][:4096]
+            tensors[name] = whole
+        write_tensors(tmp_path / "old", "classifier", FORMAT, header, tensors)
+        if rows == 5000:
+            assert len(ContinualClassifier.load(tmp_path / "old").learner_.memory) == 10
+        else:
+            assert "its memory has shape" in what_is_said_of(tmp_path / "old")
+
+
 def test_loading_does_not_consolidate_the_current_task() -> None:
     classifier = ContinualClassifier(method="ewc", **SMALL).fit(*samples([0, 1]), task="now")
     again = saved_and_loaded(classifier).partial_fit(*samples([0, 1], seed=1), task="now")

@@ -81,7 +81,9 @@ def refill(learner: ContinualLearner, header: dict[str, Any], tensors: dict[str,
     memory.num_tasks, memory.num_seen = num_tasks, num_seen
     if tensors:
         memory.inputs, memory.targets = tensors["inputs"], tensors["targets"]
-        if memory.inputs.shape != (memory.size, learner.num_features) or memory.targets.shape != (memory.size,):
+        allowed = (memory.rows_for(num_seen), memory.size)  # once there were as many rows as its size from the start
+        shapes = [((rows, learner.num_features), (rows,)) for rows in allowed]
+        if (memory.inputs.shape, memory.targets.shape) not in shapes:
             raise ValueError(f"its memory has shape {tuple(memory.inputs.shape)}")
         if (memory.inputs.dtype, memory.targets.dtype) != (torch.float32, torch.int64):
             raise ValueError(f"its memory holds {memory.inputs.dtype} and {memory.targets.dtype}")

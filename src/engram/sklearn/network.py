@@ -24,6 +24,7 @@ from engram.sklearn.arguments import ClassWeights, add_log
 
 LARGEST_GRADIENT = 1.0  # its norm, so that a step stays finite for features of any size, even unscaled ones
 SAMPLES_AT_ONCE = 256  # in evaluation and consolidation
+FEWEST_ROWS = 4096  # of a memory of samples, unless its size is smaller
 
 
 class Reservoir:
@@ -43,8 +44,8 @@ class Reservoir:
         """Discard all samples."""
         self.num_tasks += 1
         self.num_seen = 0
-        self.inputs: Tensor | None = None  # (size, features); the first `len(self)` rows are samples
-        self.targets: Tensor | None = None  # (size,)
+        self.inputs: Tensor | None = None  # (rows, features); the first `len(self)` rows are samples
+        self.targets: Tensor | None = None  # (rows,)
 
     def __len__(self) -> int:
         return min(self.num_seen, self.size)
@@ -53,9 +54,8 @@ class Reservoir:
         """Store some of the samples."""
         if not self.size:
             return
-        if self.inputs is None or self.targets is None:
-            self.inputs = inputs.new_zeros(self.size, *inputs.shape[1:])
-            self.targets = targets.new_zeros(self.size)
+        rows = self.rows_for(self.num_seen + len(targets))
+        self.inputs, self.targets = _with_rows(rows, self.inputs, inputs), _with_rows(rows, self.targets, targets)
         stored: dict[int, int] = {}  # the sample for each position: the last one that was drawn for it
         for i in range(len(targets)):
             position = self._position(self.num_seen + i)
@@ -65,6 +65,10 @@ class Reservoir:
         self.inputs[positions] = inputs[chosen]
         self.targets[positions] = targets[chosen]
         self.num_seen += len(targets)
+
+    def rows_for(self, num_seen: int) -> int:
+        """How many rows it has after so many samples: a power of two, so that few copies are made, up to its size."""
+        return min(self.size, max(FEWEST_ROWS, 1 << max(0, num_seen - 1).bit_length()))
 
     def _position(self, n: int) -> int:
         """Where the n-th sample goes: the first ones in order, then anywhere in 0..n, which may be outside."""
@@ -76,6 +80,12 @@ class Reservoir:
             return []
         stored = slice(len(self))
         return list(zip(self.inputs[stored].split(batch_size), self.targets[stored].split(batch_size), strict=True))
+
+
+def _with_rows(rows: int, stored: Tensor | None, new: Tensor) -> Tensor:
+    """What is stored, with at least so many rows of the shape that new samples have."""
+    held = new[:0] if stored is None else stored
+    return held if len(held) >= rows else torch.cat([held, new.new_zeros(rows - len(held), *new.shape[1:])])
 
 
 class ContinualLearner:
