@@ -216,6 +216,8 @@ def test_two_names_are_forms_of_the_dhp_softmax() -> None:
         ("cope", {"temperature": 0}, "temperature must be above 0, not 0"),
         ("cope", {"rate": -1}, "rate must lie in [0, 1], not -1"),
         ("linear", {"eta": 1}, "the head linear has no setting 'eta', only bias"),
+        ("slda", {"random_window": 2}, "random_window has no effect without random_features: leave it out, or give"),
+        ("ncm", {"random_window": 2, "random_features": 0}, "random_window has no effect without random_features"),
         ("slda", {"eta": 1}, "the head slda has no setting 'eta', only learn_features, normalised, random_features"),
         ("slda", {"top_k": 9}, "top_k cannot be 9: there are 5 features"),
         ("slda", {"shrinkage": 2}, "shrinkage must be a number in [0, 1], not 2"),

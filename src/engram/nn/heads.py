@@ -57,6 +57,8 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     for what, size in (("features", in_features), ("classes", out_features)):
         if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise InputError(f"a head needs a whole number of {what}, at least 1, not {size!r}")
+    if settings.get("random_window") and "random_features" in known and not settings.get("random_features"):
+        raise InputError("random_window has no effect without random_features: leave it out, or give both")
     return make(in_features, out_features, **settings)
 
 
