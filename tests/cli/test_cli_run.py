@@ -148,6 +148,19 @@ def test_dynamics_of_the_trace_are_finite_only_for_dhp(finished: Finished) -> No
         (["split-mnist", "--set", "beta1=0.8"], ["beta1 has no effect on sgd as it is set here"]),
         (["split-mnist", "--set", "reset_optimizer=false"], ["reset_optimizer has no effect on sgd"]),
         (["split-mnist", "--set", "optimizer=adam", "--set", "momentum=0.9"], ["momentum has no effect on adam"]),
+        (
+            ["split-mnist", "--methods", "slda,ncm", "--set", "learning_rate=0.1"],
+            ["learning_rate has no effect on slda, ncm, where nothing is trained: leave it out"],
+        ),
+        (
+            ["split-mnist", "--methods", "ridge", "--set", "optimizer=adam", "--set", "beta1=0.8"],
+            ["optimizer has no effect on ridge, where nothing is trained: leave it out"],
+        ),
+        (
+            ["split-mnist", "--methods", "slda", "--set", "random_features=0", "--set", "random_window=9"],
+            ["random_window has no effect on slda without random_features: leave it out"],
+        ),
+        (["split-mnist", "--methods", "si", "--set", "random_window=9"], ["random_window has no effect on si: leave"]),
         (["split-mnist", "--set", "optimizer=adamm"], ["optimizer must be sgd, adam or adamw, not 'adamm'"]),
         (["split-mnist", "--set", "momentum=1"], ["momentum must be at least 0 and below 1, not 1.0"]),
         (["split-mnist", "--set", "weight_decay=-1"], ["weight_decay must be at least 0, not -1.0"]),

@@ -108,6 +108,24 @@ def test_linear_head_has_no_trace() -> None:
     assert not has_effect("baseline_trace", preset("split-mnist", "si", baseline_head="linear"))
 
 
+def test_steps_of_gradients_have_no_effect_where_nothing_is_trained() -> None:
+    names = ("optimizer", "learning_rate", "weight_decay", "momentum")
+    for head in ("ncm", "slda", "ridge"):
+        alone = preset("split-mnist", head)
+        assert not any(has_effect(name, alone) for name in names)
+        assert all(has_effect(name, alone) for name in ("epochs", "batch_size", "seed")), "a pass writes every sample"
+        learning = [preset("split-mnist", f"{head}+si"), preset("split-mnist", f"{head}+generative-replay"),
+                    preset("split-mnist", head, network="mlp", learn_features=True)]  # fmt: skip
+        assert all(has_effect(name, config) for name in names for config in learning)
+
+
+def test_a_window_needs_random_features() -> None:
+    assert has_effect("random_window", preset("split-mnist", "slda"))
+    assert not has_effect("random_window", preset("split-mnist", "slda", random_features=0))
+    assert not has_effect("random_window", preset("split-mnist", "slda+si"))
+    assert not has_effect("random_window", preset("split-mnist", "si", random_features=9))
+
+
 def test_only_one_benchmark_is_imbalanced() -> None:
     assert has_effect("imbalance_seed", preset("imbalanced-permuted-mnist", "si"))
     assert not has_effect("imbalance_seed", preset("permuted-mnist", "si"))

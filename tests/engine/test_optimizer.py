@@ -205,6 +205,22 @@ def test_which_models_are_one_section() -> None:
     free = ({"beta1": 0.8}, {"beta2": 0.9}, {"adam_eps": 1e-3}, {"learning_rate": 1.0}, {"momentum": 0.5})
     assert sections(*({"optimizer": "adam", **change} for change in free)) == 1
     assert sections({"reset_optimizer": False}, {"reset_optimizer": True}) == 1
+    still = {"method": "slda", "network": "mlp", "random_features": 0}  # there are weights, and none is trained
+    kinds = ({"optimizer": "adam"}, {"optimizer": "adamw"}, {"momentum": 0.9}, {"weight_decay": 0.1})
+    assert sections(*({**still, **kind} for kind in kinds)) == 4, "each has room for what its optimizer remembers"
+
+
+def test_where_nothing_is_trained_no_optimizer_changes_anything() -> None:
+    changes = [{}, {"optimizer": "adam"}, {"momentum": 0.9}, {"weight_decay": 0.5}, {"learning_rate": 1.0}]
+    for device in (CPU, GPU):
+        still = {"method": "slda", "network": "mlp", "random_features": 0, "trials": 1}
+        learners, batches = build(*(config_of(**still, **change) for change in changes))
+        program, _ = choose_program(learners, batches, device)
+        run_stream(program, batches, learners[0].config)
+        first, *others = [learner.model.state_dict() for learner in program.learners]
+        assert first["head.count"].sum() > 0
+        for other in others:
+            assert_tensors_equal(other, first)
 
 
 def test_memory_counts_what_the_optimizer_remembers() -> None:

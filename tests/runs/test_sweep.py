@@ -243,6 +243,15 @@ def test_a_range_is_not_a_grid() -> None:
             Plan(bases, [parse_choice(axis)])
 
 
+def test_one_axis_may_give_another_its_effect() -> None:
+    bases = [preset("split-mnist", "slda+si")]
+    window, features = parse_choice("random_window=2,3"), parse_choice("random_features=0,9")
+    with pytest.raises(InputError, match="random_window has no effect on the method slda"):
+        Plan(bases, [window])
+    assert len(Plan(bases, [window, features]).varied(bases[0])) == 5
+    Plan([preset("split-mnist", "si")], [parse_choice("beta1=0.8,0.9"), parse_choice("optimizer=sgd,adam")])
+
+
 def test_two_values_are_two_points() -> None:
     assert [str(parse_choice(f"xi={text}")) for text in ("1", "1.0000001")] == ["xi=1", "xi=1.0000001"]
 

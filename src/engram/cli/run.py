@@ -31,7 +31,7 @@ from engram.cli.options import (
 )
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS, REHEARSALS
-from engram.config.effect import has_effect
+from engram.config.effect import LEARNING, has_effect, learns
 from engram.config.methods import check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
@@ -239,8 +239,12 @@ def refuse_without_effect(names: Iterable[str], configs: Sequence[Config]) -> No
     """Refuse a setting that none of the methods uses."""
     for name in names:
         if not any(has_effect(name, config) for config in configs):
-            what = ", ".join(config.method for config in configs)
-            if name in OPTIMIZER_SETTINGS:
+            what = ", ".join(dict.fromkeys(config.method for config in configs))
+            if name in LEARNING and not any(map(learns, configs)):
+                what += ", where nothing is trained"
+            elif name == "random_window" and any(has_effect("random_features", config) for config in configs):
+                what += " without random_features"
+            elif name in OPTIMIZER_SETTINGS:
                 what = f"{configs[0].optimizer} as it is set here"
             raise InputError(f"{name} has no effect on {what}: leave it out")
 

@@ -89,8 +89,8 @@ def sweep(
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset, "scenario": scenario}
     given = given_changes(settings, **options)
     bases = configs_of(benchmark, methods, {**CHOOSING, "trials": TRIALS, **given}, steady)
-    refuse_without_effect(given_changes(settings), bases)
     plan = _plan(bases, grid or [], search or [], points, prune)
+    refuse_without_effect(given_changes(settings), [config for base in bases for config in plan.varied(base)])
     folder = out or Path("sweeps") / benchmark
     _run(plan, folder, data, (device, precision, stack), (engine, address), command_line(context))
 

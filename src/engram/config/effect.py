@@ -7,6 +7,18 @@ from engram.config.methods import CUSTOM, parts_of
 from engram.config.rules import OPTIMIZER_SETTINGS, OPTIMIZERS
 from engram.config.settings import SETTINGS, Config
 
+LEARNING = OPTIMIZER_SETTINGS | {"optimizer", "learning_rate", "weight_decay"}  # the settings of a step of gradients
+
+
+def learns(config: Config) -> bool:
+    """Whether anything is trained: a head that only remembers gives no gradient, and a rehearsal may have weights.
+
+    Example:
+        >>> learns(engram.preset("split-mnist", "slda")), learns(engram.preset("split-mnist", "slda+mas"))
+        (False, True)
+    """
+    return not HEADS.facts(config.head).get("memory") or config.learn_features or config.rehearsal is not None
+
 
 def has_effect(name: str, config: Config) -> bool:
     """Whether a setting changes anything for this method and benchmark.
@@ -23,6 +35,10 @@ def has_effect(name: str, config: Config) -> bool:
         "penalty": (PENALTIES, config.penalty),
         "rehearsal": (REHEARSALS, config.rehearsal),
     }
+    if name in LEARNING and not learns(config):
+        return False
+    if name == "random_window" and not config.random_features:
+        return False
     if name in OPTIMIZER_SETTINGS:
         return name in OPTIMIZERS[config.optimizer] and (name != "reset_optimizer" or _keeps_state(config))
     registry, part = parts.get(SETTINGS[name].stage, (None, None))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.config.effect import has_effect
+from engram.config.rules import OPTIMIZERS
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
@@ -100,8 +101,10 @@ def _architecture(config: Config) -> tuple:
     head = "dhp" if config.head == "matched" else config.head
     used = () if head in ("dhp", "linear") else HEADS.facts(head).get("settings", {}).values()  # a custom head's
     names = [name for name in names_of(agree="section") if name != "baseline_head"]
-    # Settings that a matched head ignores count as their defaults, except eta_range, which clamps a whole section.
-    values = [getattr(config, n) if n == "eta_range" or has_effect(n, config) else SETTINGS[n].default for n in names]
+    # Settings without effect count as their defaults, except eta_range, which clamps a whole section, and the
+    # optimizer's: a section also has room for what an optimizer remembers of weights that are never trained.
+    kept = ("eta_range", "optimizer", *OPTIMIZERS[config.optimizer])
+    values = [getattr(config, n) if n in kept or has_effect(n, config) else SETTINGS[n].default for n in names]
     step = config.penalty_step if config.protect == "in-force" else None  # each kind moves anchors at another moment
     plain = Optimizer.of(config).plain  # plain SGD has a kernel of its own
     return (head, *values, *(getattr(config, name) for name in used), step, plain)

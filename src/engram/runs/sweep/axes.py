@@ -104,10 +104,10 @@ def check_axes(axes: Sequence[Axis]) -> None:
             raise InputError(f"{name} is given twice")
 
 
-def check_effect(name: str, config: Config) -> None:
-    """Refuse to vary what makes no difference."""
-    if not has_effect(name, config):
-        raise InputError(f"{name} has no effect on the method {config.method}, so a sweep cannot vary it")
+def check_effect(name: str, configs: Sequence[Config]) -> None:
+    """Refuse to vary what makes no difference to any of these configs of one method."""
+    if not any(has_effect(name, config) for config in configs):
+        raise InputError(f"{name} has no effect on the method {configs[0].method}, so a sweep cannot vary it")
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -56,10 +56,14 @@ class Plan:
         if self.num_points is not None and self.num_points < 1:
             raise InputError(f"a search has at least one point, not {self.num_points}")
         for base in self.bases:  # before anything is trained
+            varied = self.varied(base)
             for axis in self.axes:
-                check_effect(axis.name, base)
-                for value in axis.values if isinstance(axis, Choice) else axis.ends:
-                    _config(base, {axis.name: value})
+                check_effect(axis.name, varied)
+
+    def varied(self, base: Config) -> list[Config]:
+        """A base, and with one axis at a time at each of its values or ends: one may give another an effect."""
+        pairs = [(axis.name, v) for axis in self.axes for v in (axis.values if isinstance(axis, Choice) else axis.ends)]
+        return [base, *(_config(base, {name: value}) for name, value in pairs)]
 
     @property
     def trials(self) -> int:
