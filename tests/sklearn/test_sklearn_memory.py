@@ -349,12 +349,33 @@ def test_samples_that_are_all_the_same_are_learned() -> None:
         assert classifier.predict([[-0.1], [1.2]]).tolist() == y
 
 
+@pytest.mark.parametrize("head", ["auto", "slda", "ncm", "ridge"])
+def test_what_only_training_uses_is_named_where_nothing_is_trained(head: str) -> None:
+    X, y = blobs([0, 1])
+    given = {"hidden": [8], "learning_rate": 0.5, "epochs": np.int64(3), "partial_fit_epochs": 2}
+    words = "a memory of sums" if head == "auto" else f"the head {head}"
+    for method in ("fit", "partial_fit"):
+        with pytest.warns(UserWarning, match="no effect on") as seen:
+            getattr(ContinualClassifier(head=head, **given), method)(X, y)
+        (warning,) = seen
+        assert str(warning.message) == (
+            "hidden, learning_rate, epochs, partial_fit_epochs: no effect on "
+            f"{words}, which takes one pass and trains nothing"
+        )
+        assert warning.filename == __file__
+    with pytest.warns(UserWarning, match=r"^epochs: no effect on"):
+        ContinualClassifier(head=head, epochs=3).fit(X, y).partial_fit(X, y)
+    ContinualClassifier(head=head, hidden=np.array([256]), epochs=np.int64(20), batch_size=4).fit(X, y)
+    ContinualClassifier(head="cope", **given).fit(X, y)
+
+
 # --- files
 
 
 @pytest.mark.parametrize("head", ["auto", "slda", "ncm", "ridge", "linear"])
 def test_a_saved_classifier_continues_like_one_never_saved(head: str, tmp_path: Path) -> None:
-    classifier = ContinualClassifier(head=head, hidden=4, random_state=0, class_weight={"a": 2.0, "b": 1.0})
+    more = {"hidden": 4} if head == "linear" else {}
+    classifier = ContinualClassifier(head=head, random_state=0, class_weight={"a": 2.0, "b": 1.0}, **more)
     classifier.fit(*blobs(["a", "b"]), task=1).partial_fit(*blobs(["b", "c"], shift=1.0), task=2)
     classifier.save(tmp_path / "model")
     for again in (ContinualClassifier.load(tmp_path / "model"), pickle.loads(pickle.dumps(classifier))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -15,7 +17,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, validate_dat
 from engram.common.errors import InputError
 from engram.sklearn.arguments import Labels, check_class_weight, checked_weights, class_weights, task_name
 from engram.sklearn.network import ContinualLearner
-from engram.sklearn.settings import is_memory, make_learner
+from engram.sklearn.settings import OF_TRAINING, changed, is_memory, make_learner
 from engram.sklearn.sums import MemoryLearner
 
 
@@ -58,7 +60,14 @@ class ClassifierBase(BaseEstimator):
     def _start(self, inputs: np.ndarray, labels: np.ndarray, task: Hashable) -> None:
         """Make a new memory or network for these classes."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.learner_ = make_learner(self.get_params(), seed, inputs.shape[1], len(labels))
+        params = self.get_params()
+        self.learner_ = make_learner(params, seed, inputs.shape[1], len(labels))
+        if not self.learner_.learns:
+            defaults = {name: known.default for name, known in inspect.signature(type(self)).parameters.items()}
+            unused = ", ".join(changed(params, defaults, OF_TRAINING))
+            head = "a memory of sums" if self.head == "auto" else f"the head {self.head}"
+            if unused:
+                warnings.warn(f"{unused}: no effect on {head}, which takes one pass and trains nothing", stacklevel=3)
         self._task = task
         self._task_rows = {}
         self._set_labels(Labels(labels))

@@ -65,6 +65,9 @@ class ContinualClassifier(ClassifierMixin, ClassifierBase):
         device: "cpu", "cuda" or "auto", of a network.
         verbose: print a line for each call that learns.
 
+    A warning names `hidden`, `learning_rate`, `epochs` or `partial_fit_epochs` where they are given to a memory, which
+    uses none of them.
+
     `set_params` after `fit`: `class_weight`, `verbose`, `epochs` and `partial_fit_epochs` take effect at the next call,
     all others at the next `fit`, as a warning says.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from engram.sklearn.sums import MemoryLearner
 # Of `head="auto"`. It and the numbers in features.py were chosen on held-out training samples of mnist-small; those for
 # few inputs also by cross-validation on digits, wine, breast cancer and moons.
 SHRINKAGE = 0.03
+OF_TRAINING = ("hidden", "learning_rate", "epochs", "partial_fit_epochs")  # parameters that a memory does not use
 # The default λ of each penalty: of those in benchmarks/classifier_defaults.py, the one with the best mean of the two
 # accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's. A penalty
 # that is not here has the strength of its registration.
@@ -65,12 +66,31 @@ def make_config(params: Mapping[str, Any], method: str, seed: int) -> Config:
     return preset(
         CUSTOM,
         method,
-        hidden=[as_python(width) for width in np.atleast_1d(np.asarray(params["hidden"], dtype=object))],
+        hidden=[as_python(width) for width in _as_list(params["hidden"])],
         **{name: as_python(params[name]) for name in ("learning_rate", "batch_size", "epochs")},
         seed=seed,
         baseline_head="linear",
         **changes,
     )
+
+
+def changed(params: Mapping[str, Any], defaults: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of these parameters that are not as they are by default; (4,), [4] and 4 are the same.
+
+    Args:
+        params: by name.
+        defaults: of all parameters, by name.
+        names: of the parameters in question.
+
+    Example:
+        >>> changed({"hidden": 4, "epochs": 9}, {"hidden": (4,), "epochs": 20}, ("hidden", "epochs"))
+        ['epochs']
+    """
+    return [name for name in names if _as_list(params[name]) != _as_list(defaults[name])]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return np.atleast_1d(np.asarray(value, dtype=object)).tolist()
 
 
 def is_memory(head: Any, method: Any) -> bool:

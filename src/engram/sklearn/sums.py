@@ -79,6 +79,7 @@ class MemoryLearner(Sums):
     """
 
     task_size = 1  # the number of samples that a task has at least, unless tasks have names
+    learns = False  # there are no weights to train
 
     def __init__(self, features: Features, num_classes: int, shrinkage: float):
         if not 0 <= shrinkage <= 1:
