@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -288,15 +289,19 @@ def assert_untouched(one: Learner, other: Learner) -> None:
     [("permuted", {}), ("imbalanced", {}), ("split", {"baseline_head": "linear"}), ("permuted", {"network": "cnn"})],
     ids=str,
 )
-def test_a_captured_step_is_the_step_itself(kernels: ModuleType, kind: str, changes: dict[str, Any]) -> None:
+def test_a_captured_step_is_the_step_itself(
+    kernels: ModuleType, kind: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     for captures in (True, False):
         learners, batches = build(configs_of(kind, **changes))
         program = stacked(learners, batches)
         assert program.captures
         program.captures = captures
+        captured = Mock(wraps=program._captured)
+        monkeypatch.setattr(program, "_captured", captured)
         run_stream(program, batches, learners[0].config)
-        assert bool(program.graphs) == captures
+        assert captured.called == captures
         found.append(learners)
     for one, other in zip(*found, strict=True):
         assert_untouched(one, other)

@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from engram.nn.modules import is_mapped
+
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
 
@@ -171,11 +173,17 @@ def _sum_by_products(
             return objective(model(inputs), *arguments).sum(), entered
 
     nudges = {prefix: inputs.new_zeros(found.shape, dtype=found.dtype) for prefix, found in layers.items()}
-    deltas, entered = grad(total, has_aux=True)(nudges)
+    if is_mapped():
+        deltas, entered = grad(total, has_aux=True)(nudges)
+    else:  # the same without `torch.func.grad`, which imports PyTorch's compiler
+        with torch.enable_grad():
+            value, entered = total({prefix: nudge.requires_grad_() for prefix, nudge in nudges.items()})
+        found = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
+        deltas = dict(zip(nudges, found, strict=True))
     sums = {}
-    for prefix, found in layers.items():
-        for name, value in _layer_sums(found.layer, entered[prefix], deltas[prefix], function).items():
-            if prefix + name in found.parameters:
+    for prefix, product in layers.items():
+        for name, value in _layer_sums(product.layer, entered[prefix], deltas[prefix], function).items():
+            if prefix + name in product.parameters:
                 sums[prefix + name] = value
     return sums
 

@@ -49,7 +49,6 @@ class Section:
         self.traceless = torch.tensor(traceless, device=self.device)[:, None]
         self.take_step = take_step if kernels is None else kernels.take_step
         self.steps: dict[str, Step] = {}
-        self.ones: dict[torch.Size, Tensor] = {}
         halved = {f"{name}.moment" for name, module in one.named_modules() if writes_half(module)}
         self.halves = [t for name, t in self.rows.buffers.items() if name in halved and patched and kernels]
 
@@ -103,9 +102,8 @@ class Section:
 
         The gradient of a linear layer's weight that was used once comes as the factors of a product.
         """
-        if losses.shape not in self.ones:
-            self.ones[losses.shape] = torch.ones_like(losses)
-        found = torch.autograd.grad(losses, list(leaves.values()), self.ones[losses.shape], allow_unused=True)
+        # The sum of all losses: with a tensor of ones in its place PyTorch would import sympy, which takes seconds.
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         return [self._gradient(name, leaf, g) for (name, leaf), g in zip(leaves.items(), found, strict=True)]
 
     def _gradient(self, name: str, leaf: Tensor, gradient: Tensor | None) -> Tensor | Factors:

@@ -173,8 +173,8 @@ def _step(
 def _product_step(
     theta, delta, entered, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of,
     left_of, BATCH, SHARING, OUT: tl.constexpr, IN: tl.constexpr, PLAIN: tl.constexpr, ADAM: tl.constexpr,
-    DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+    BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The same for a tile of a linear layer's weight, whose gradient g = δ xᵀ is computed here and never stored."""
     model = tl.program_id(2).to(tl.int64)
