@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -27,13 +30,13 @@ from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
-from engram.engine.gpu import consolidation
+from engram.engine.gpu import program as stack_program
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import Portion, bytes_of, bytes_of_data, bytes_of_step, largest_stack
-from engram.engine.program import Batches, Program, SideBySide
+from engram.engine.program import Batches, Program, SideBySide, consolidate_alone
 from engram.engine.training import Runtime
 from engram.penalties import EWC, MAS, Penalty
 from engram.penalties.terms import terms_of
@@ -571,7 +574,7 @@ class Watching(MAS):
 
 
 class Scaled(MAS):
-    """An importance of its own, that can be mapped, with a number and a word of its own for each model."""
+    """An importance of its own, with a number and a word of its own for each model."""
 
     def __init__(self, model: nn.Module, *, strength: float, scale: float, kind: str = "up"):
         super().__init__(model, strength=strength)
@@ -588,7 +591,7 @@ class Scaled(MAS):
 
 
 class Looking(MAS):
-    """An importance that looks at values, so that it cannot be mapped."""
+    """An importance that looks at values."""
 
     @classmethod
     def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
@@ -658,32 +661,29 @@ def test_a_penalty_that_looks_at_each_step_trains_one_by_one_beside_a_stack() ->
 
 
 @pytest.mark.parametrize(
-    ("make", "note"),
+    "make",
     [
-        ([lambda m: Scaled(m, strength=0.5, scale=3.0), lambda m: Scaled(m, strength=0.5, scale=9.0)], None),
-        ([lambda m: Scaled(m, strength=1, scale=3.0), lambda m: Scaled(m, strength=1, scale=3.0, kind="down")], None),
-        ([lambda m: Looking(m, strength=0.5)], "the importances of Looking are computed for one model after another"),
-        ([lambda m: Growing(m, strength=0.5), lambda m: Growing(m, strength=3.0)], None),
-        ([lambda m: Held(m, strength=0.5, factor=2.0), lambda m: Held(m, strength=0.5, factor=8.0)], None),
-        ([lambda m: EWC(m, strength=5.0, labels="sampled", seed=3)], "the importances of EWC are"),
-        ([lambda m: EWC(m, strength=5.0, labels="exact")], None),
-        ([lambda m: Halving(m, strength=0.5)], "Halving"),
+        [lambda m: Scaled(m, strength=0.5, scale=3.0), lambda m: Scaled(m, strength=0.5, scale=9.0)],
+        [lambda m: Scaled(m, strength=1, scale=3.0), lambda m: Scaled(m, strength=1, scale=3.0, kind="down")],
+        [lambda m: Looking(m, strength=0.5)],
+        [lambda m: Growing(m, strength=0.5), lambda m: Growing(m, strength=3.0)],
+        [lambda m: Held(m, strength=0.5, factor=2.0), lambda m: Held(m, strength=0.5, factor=8.0)],
+        [lambda m: EWC(m, strength=5.0, labels="sampled", seed=3)],
+        [lambda m: EWC(m, strength=5.0, labels="exact")],
+        [lambda m: Halving(m, strength=0.5)],
     ],
     ids=["number", "word", "values", "terms", "tensor", "sampled", "exact", "consolidate"],
 )
-def test_a_penalty_s_own_importance_is_right_whether_it_can_be_mapped_or_not(
-    make: list[Callable[[nn.Module], Penalty]], note: str | None
-) -> None:
+def test_a_penalty_s_own_importance_is_right_in_a_stack(make: list[Callable[[nn.Module], Penalty]]) -> None:
     learners, batches = with_penalties(make)
     program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped)
     train(program, batches)
     others, batches = with_penalties(make)
     train(OneByOne(others, batches), batches)
     for one, other in zip(learners, others, strict=True):
         assert_close(one, other)
-    said = [*notes[1:], *program.notes]  # the first is about Triton
-    assert (len(said) > 0) == (note is not None), said
-    assert note is None or all(note in line for line in said)
+    assert [*notes[1:], *program.notes] == []  # the first is about Triton
 
 
 def test_learners_are_grouped_by_what_can_be_called_as_one() -> None:
@@ -852,19 +852,51 @@ def test_a_portion_is_halved_until_it_fits_and_stays_so() -> None:
         portion.fitting(hopeless, 4)
 
 
-@pytest.mark.parametrize("method", ["online-ewc", "mas", "si"])
-def test_importances_of_all_trials_are_computed_as_one(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    together = []
-    compute = consolidation._importances
+def test_importances_that_do_not_fit_take_fewer_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [config_of("permuted", method, epochs=1) for method in ("dhp+mas", "ewc", "si")]
+    whole, batches = build(configs)
+    train(stacked(whole, batches), batches)
 
-    def count(section: Any, rows: list[int], *more: Any) -> Any:
-        together.append(len(rows))
-        return compute(section, rows, *more)
+    def consolidate(learner: Learner, task: Any, dtype: torch.dtype, samples_at_once: int) -> bool:
+        if samples_at_once > 20:
+            raise torch.cuda.OutOfMemoryError("too large")
+        return consolidate_alone(learner, task, dtype, samples_at_once)
 
-    monkeypatch.setattr(consolidation, "_importances", count)
-    learners, batches = build([config_of("permuted", method, epochs=1, strength=s) for s in (0.5, 1.0)])
-    train(stacked(learners, batches), batches)
-    assert set(together) == {4}
+    monkeypatch.setattr(stack_program, "consolidate_alone", consolidate)
+    parts, batches = build(configs)
+    program = stacked(parts, batches)
+    train(program, batches)
+    for one, other in zip(whole, parts, strict=True):
+        assert_close(one, other)
+    assert program.weighed.samples == 16
+    assert program.notes[-1] == "an importance takes 16 samples at a time, as more do not fit into memory"
+
+
+def test_a_stack_does_not_import_pytorch_s_compiler() -> None:
+    """It takes seconds to import, which `torch.func.grad` does."""
+    code = """
+import sys
+import torch
+import engram
+from builders import custom_stream
+from engram.data.batches import move_streams
+from engram.engine.build import build_learner
+from engram.engine.gpu.program import Mapped
+from engram.engine.loop import run_stream
+from engram.engine.program import Batches
+
+stream = custom_stream(num_train=21, more=7, shape=(1, 4, 4))
+quick = {"epochs": 1, "batch_size": 7, "num_tasks": 2, "trials": 1, "hidden": [9]}
+configs = [engram.preset("custom", m, strength=1.0).replace(**quick) for m in ("dhp+si", "online-ewc", "mas")]
+learners = [build_learner(c, 0, stream.input_shape, 3, torch.device("cpu"), torch.float32) for c in configs]
+batches = Batches([0], move_streams([stream], torch.device("cpu")), 0, torch.float32)
+program = Mapped([learners[:1], learners[1:]], batches, None)
+run_stream(program, batches, configs[0])
+print("torch._dynamo" in sys.modules)
+"""
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=where, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -881,7 +913,7 @@ def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatc
         return evaluate(self, inputs, *more)
 
     monkeypatch.setattr(type(program.sections[0]), "logits", logits)
-    program.weighed.samples = 2 * 7
+    program.weighed.samples = 7
     train(program, batches)
     for one, other in zip(whole, parts, strict=True):
         assert_close(one, other)

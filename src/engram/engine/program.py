@@ -97,9 +97,11 @@ def memory_notes(learners: Sequence[Learner], batches: Batches) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def consolidate_alone(learner: Learner, task: Task, dtype: torch.dtype) -> bool:
+def consolidate_alone(
+    learner: Learner, task: Task, dtype: torch.dtype, samples_at_once: int = IMPORTANCE_BATCH
+) -> bool:
     """Consolidate one learner by the method of its penalty; returns whether all importances are finite."""
-    batches = batches_of(task.train, IMPORTANCE_BATCH, permutation=task.permutation, dtype=dtype)
+    batches = batches_of(task.train, samples_at_once, permutation=task.permutation, dtype=dtype)
     try:
         learner.penalty.consolidate(batches, task.taught)
     except NotFiniteError:  # importances can overflow though the weights do not

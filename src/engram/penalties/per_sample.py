@@ -10,7 +10,7 @@ be mapped, through one backward pass per sample.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -19,8 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-
-from engram.nn.modules import is_mapped
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
@@ -76,29 +74,21 @@ _known: WeakKeyDictionary[nn.Module, dict[torch.Size, Layers]] = WeakKeyDictiona
 
 
 @contextmanager
-def known_layers(model: nn.Module, batches: Iterable[Tensor] = ()) -> Iterator[None]:
+def known_layers(model: nn.Module) -> Iterator[None]:
     """Within the `with` block, product layers are searched for once for each shape of a batch.
-
-    They are found in the model's autograd graph, which is not visible within `torch.func.vmap`: there the search must
-    come first, with `batches`.
 
     Args:
         model: any.
-        batches: inputs of the shapes to search for immediately.
 
     Example:
-        >>> with known_layers(model, [inputs]):
+        >>> with known_layers(model):
         ...     sums = sum_per_sample(model, parameters, objective, torch.square, inputs)
     """
-    outer = _known.get(model)
-    _known[model] = {**(outer or {}), **{inputs.shape: find_product_layers(model, inputs) for inputs in batches}}
+    _known[model] = {}
     try:
         yield
     finally:
-        if outer is None:
-            del _known[model]
-        else:
-            _known[model] = outer
+        _known.pop(model, None)
 
 
 def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) -> Layers:
@@ -173,13 +163,11 @@ def _sum_by_products(
             return objective(model(inputs), *arguments).sum(), entered
 
     nudges = {prefix: inputs.new_zeros(found.shape, dtype=found.dtype) for prefix, found in layers.items()}
-    if is_mapped():
-        deltas, entered = grad(total, has_aux=True)(nudges)
-    else:  # the same without `torch.func.grad`, which imports PyTorch's compiler
-        with torch.enable_grad():
-            value, entered = total({prefix: nudge.requires_grad_() for prefix, nudge in nudges.items()})
-        found = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
-        deltas = dict(zip(nudges, found, strict=True))
+    # Not by `torch.func.grad`: that imports PyTorch's compiler, which takes seconds.
+    with torch.enable_grad():
+        value, entered = total({prefix: nudge.requires_grad_() for prefix, nudge in nudges.items()})
+    found = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
+    deltas = dict(zip(nudges, found, strict=True))
     sums = {}
     for prefix, product in layers.items():
         for name, value in _layer_sums(product.layer, entered[prefix], deltas[prefix], function).items():

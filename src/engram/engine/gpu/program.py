@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -20,16 +19,15 @@ from torch import Tensor
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
 from engram.data.scenarios import candidates
 from engram.data.streams import Task
-from engram.engine.gpu.consolidation import consolidate_section
 from engram.engine.gpu.rehearsal import RehearsalSection
 from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
 from engram.engine.memory import Portion
-from engram.engine.program import Batches, settle_heads
+from engram.engine.program import IMPORTANCE_BATCH, Batches, consolidate_alone, settle_heads
 from engram.nn.classes import mask_logits
 
 EVALUATED = 400_000  # samples at a time, over all models, where memory allows
-WEIGHED = 100_000  # the same, for importances
+WEIGHED = 65_536  # samples at a time for the importances of one model
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,6 @@ class Mapped:
         self.evaluated = Portion(EVALUATED, "an evaluation", self.notes)
         self.weighed = Portion(WEIGHED, "an importance", self.notes)
         self.aside = ThreadPoolExecutor(2)  # for work on the CPU while the GPU computes
-        # `torch.func.grad`, first needed when a task ends, imports this, which takes long.
-        self.aside.submit(import_module, "torch._dynamo")
         self.drawn: tuple[tuple[int, int], Future[Tensor]] | None = None
         self.graphs: dict[tuple[int, int, int, bool], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
@@ -239,8 +235,18 @@ class Mapped:
         tasks = dict(zip(self.batches.trials, self.batches.tasks(n), strict=True)) if seen is None else seen
         for rehearsing in self.rehearsing:  # which never consolidate within a task
             rehearsing.end_task()
-        how = (self.batches.dtype, self.weighed, self.notes)
-        return torch.cat([consolidate_section(section, tasks, *how) for section in self.sections])
+        return torch.cat([self._consolidate(section, tasks) for section in self.sections])
+
+    def _consolidate(self, section: Section, tasks: Mapping[int, Task]) -> Tensor:
+        """One model after another, since the samples of a task fill a GPU; returns (N,): which are finite."""
+        finite = torch.ones(len(section), dtype=torch.bool, device=self.device)
+        for row, learner in enumerate(section.learners):
+            if not (learner.learning and learner.penalty.remembers and learner.trial in tasks):
+                continue
+            work = partial(consolidate_alone, learner, tasks[learner.trial], self.batches.dtype)
+            own = "consolidate" in learner.penalty.custom_verbs  # which cannot begin anew with fewer samples at a time
+            finite[row] = work(IMPORTANCE_BATCH) if own else self.weighed.fitting(work, 1)
+        return finite
 
     def evaluate(self, tasks: Sequence[int], learned: int = 0) -> Tensor:
         return torch.stack([self._accuracies(n, learned) for n in tasks], dim=1).cpu()

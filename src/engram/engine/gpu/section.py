@@ -195,7 +195,6 @@ class Section:
         arguments: tuple[Any, ...] = (),
         in_dims: tuple[int | None, ...] = (),
         rows: Tensor | slice | None = None,
-        randomness: str = "different",
     ) -> Any:
         """`call` for every model of the section, or for some `rows`, as one."""
 
@@ -206,7 +205,7 @@ class Section:
             return functional_call(call, (parameters, buffers), own)
 
         states = (state_of(self.rows.parameters), state_of(self.rows.buffers))
-        return vmap(one, in_dims=(0, 0, *in_dims), randomness=randomness)(*states, *arguments)
+        return vmap(one, in_dims=(0, 0, *in_dims), randomness="different")(*states, *arguments)
 
 
 class Called(nn.Module):
