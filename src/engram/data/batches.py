@@ -61,6 +61,25 @@ def read_inputs(inputs: Tensor, permutation: Tensor | None = None, dtype: torch.
     return read
 
 
+def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`read_inputs` for several trials.
+
+    Args:
+        inputs: the pixels of all samples.
+        chosen: rows of them (T, B).
+        permutations: the order of the pixels of each trial (T, pixels), if they are permuted.
+        dtype: of what is returned.
+
+    Example:
+        >>> read_many(inputs, chosen, None, torch.float32).shape
+        torch.Size([2, 64, 1, 28, 28])
+    """
+    if permutations is None:
+        return read_inputs(inputs[chosen], dtype=dtype)
+    pixels = inputs.flatten(1)[chosen[:, :, None], permutations[:, None, :]]
+    return read_inputs(pixels.unflatten(2, inputs.shape[1:]), dtype=dtype)
+
+
 @dataclass(frozen=True)
 class Piece:
     """Consecutive steps that some trials take together, with batches of one size."""

@@ -16,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
+from engram.data.batches import LONGEST_PIECE, Piece, read_inputs, read_many
 from engram.data.scenarios import candidates
 from engram.data.streams import Task
 from engram.engine.gpu.rehearsal import RehearsalSection
@@ -285,22 +285,3 @@ class Mapped:
             return read_inputs(inputs[chosen], dtype=self.batches.dtype)
         read = read_many(inputs, chosen.expand(len(permutations), -1), permutations, self.batches.dtype)
         return read if part.trial is None else read[part.trial]
-
-
-def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`read_inputs` for several trials.
-
-    Args:
-        inputs: the pixels of all samples.
-        chosen: rows of them (T, B).
-        permutations: the order of the pixels of each trial (T, pixels), if they are permuted.
-        dtype: of what is returned.
-
-    Example:
-        >>> read_many(inputs, chosen, None, torch.float32).shape
-        torch.Size([2, 64, 1, 28, 28])
-    """
-    if permutations is None:
-        return read_inputs(inputs[chosen], dtype=dtype)
-    pixels = inputs.flatten(1)[chosen[:, :, None], permutations[:, None, :]]
-    return read_inputs(pixels.unflatten(2, inputs.shape[1:]), dtype=dtype)
