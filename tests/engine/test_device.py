@@ -22,11 +22,11 @@ from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
-from engram.data.batches import move_streams, plan_epoch
+from engram.data.batches import move_streams, plan_epoch, read_many
 from engram.engine.build import build_learner, build_streams, precision_of
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import choose_program
-from engram.engine.gpu.program import Mapped, read_many
+from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Step, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import RECORDS_PER_EPOCH, run_stream

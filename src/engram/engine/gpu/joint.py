@@ -9,8 +9,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from engram.data.batches import Piece, num_batches
-from engram.engine.gpu.program import Mapped, read_many
+from engram.data.batches import Piece, num_batches, read_many
+from engram.engine.gpu.program import Mapped
 from engram.engine.learner import Learner
 from engram.engine.program import Batches
 from engram.engine.rehearsal import WholeStream, begin_task
