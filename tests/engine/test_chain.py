@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engram
@@ -16,6 +17,7 @@ from engram.engine.build import build_learner
 from engram.engine.cpu import descent as descents
 from engram.engine.cpu.chain import known_chain
 from engram.engine.cpu.descent import FactoredDescent, descent_of
+from engram.nn.classes import mask_logits
 from engram.nn.networks import Network
 
 CPU = torch.device("cpu")
@@ -76,6 +78,24 @@ def test_steps_are_those_of_autograd_to_the_last_digit(
     assert_tensors_equal(by_hand, by_autograd)
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("classes", [(0, 1, 2), (0, 2)], ids=["all classes", "some classes"])
+def test_gradients_are_those_of_autograd_to_the_last_digit(classes: tuple[int, ...], weighted: bool) -> None:
+    model, random = perceptron(engram.LinearSoftmax(8, 3, bias=True)), torch.Generator().manual_seed(0)
+    inputs, weight = torch.randn(13, 6, generator=random), torch.rand(13, generator=random)
+    targets = torch.tensor(classes)[torch.randint(0, len(classes), (13,), generator=random)]
+    each = F.cross_entropy(mask_logits(model(inputs), classes), targets, reduction="none")
+    loss = (each * weight).mean() if weighted else F.cross_entropy(mask_logits(model(inputs), classes), targets)
+    loss.backward()
+    chain = known_chain(model)
+    assert chain is not None
+    with torch.no_grad():
+        slopes = chain.slopes(inputs, targets, classes, weight if weighted else None)
+        found = slopes.gradients({name: torch.empty_like(theta) for name, theta in model.named_parameters()})
+    expected = {name: theta.grad for name, theta in model.named_parameters()}
+    assert_tensors_equal({"loss": slopes.loss, **found}, {"loss": loss.detach(), **expected})
+
+
 def hooked(model: Network) -> None:
     model.head.register_forward_hook(lambda *_: None)
 
@@ -123,4 +143,5 @@ def test_models_that_are_not_known_are_left_to_autograd() -> None:
     assert not is_known(perceptron(), factored=("features.0.",)), "a layer is frozen"
     assert not is_known(Network(nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True)), engram.LinearSoftmax(8, 3)))
     assert not is_known(Network(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), engram.LinearSoftmax(8, 3)))
+    assert not is_known(Network(nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(-0.1)), engram.LinearSoftmax(8, 3)))
     assert not is_known(Network(nn.Flatten(), engram.LinearSoftmax(8, 3)))

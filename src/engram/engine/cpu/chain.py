@@ -34,6 +34,20 @@ class Slopes:
     products: Sequence[tuple[str, Tensor | None, Tensor]]  # of a linear layer: its prefix, δ (B, out) and x (B, in)
     direct: Mapping[str, Tensor | None]  # of other weights: their gradients by name
 
+    def gradients(self, into: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+        """The gradient of each weight by its name, with the products carried out.
+
+        Args:
+            into: tensors of the shapes of the linear layers' weights, in which their gradients are computed.
+        """
+        found = dict(self.direct)
+        for prefix, delta, entered in self.products:
+            weight, bias = prefix + "weight", prefix + "bias"
+            found[weight] = None if delta is None else torch.mm(delta.t(), entered, out=into[weight])
+            if bias in into:
+                found[bias] = None if delta is None else torch.sum(delta, dim=0, out=into[bias])
+        return found
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -49,22 +63,26 @@ class Layer:
     linear: nn.Linear
     activation: nn.Module | None = None
 
-    def forward(self, entered: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's output z = x Wᵀ + b, and what its activation makes of it."""
+    def forward(self, entered: Tensor) -> Tensor:
+        """What the activation makes of the layer's output z = x Wᵀ + b, in place of z."""
         z = F.linear(entered, self.linear.weight, self.linear.bias)
         if self.activation is None:
-            return z, z
+            return z
         if isinstance(self.activation, nn.LeakyReLU):
-            return z, F.leaky_relu(z, self.activation.negative_slope)
-        return z, F.relu(z)
+            return F.leaky_relu_(z, self.activation.negative_slope)
+        return F.relu_(z)
 
-    def backward(self, by_activated: Tensor, z: Tensor) -> Tensor:
-        """δ, the gradient with respect to z."""
+    def backward(self, by_activated: Tensor, activated: Tensor) -> Tensor:
+        """δ, the gradient with respect to z, in place of that with respect to what was made of it.
+
+        It depends on the sign of z alone, which the activation keeps.
+        """
         if self.activation is None:
             return by_activated
         if isinstance(self.activation, nn.LeakyReLU):
-            return aten.leaky_relu_backward.default(by_activated, z, self.activation.negative_slope, False)
-        return aten.threshold_backward.default(by_activated, z, 0)
+            slope = self.activation.negative_slope
+            return aten.leaky_relu_backward.grad_input(by_activated, activated, slope, True, grad_input=by_activated)
+        return aten.threshold_backward.grad_input(by_activated, activated, 0, grad_input=by_activated)
 
 
 class HeadPass(Protocol):
@@ -179,44 +197,48 @@ class Chain:
 
     Example:
         >>> chain = Chain([Layer("features.1.", linear, nn.ReLU())], pass_of(head))
-        >>> slopes = chain.slopes(inputs, targets, classes=(0, 1))
+        >>> with torch.no_grad():
+        ...     slopes = chain.slopes(inputs, targets, classes=(0, 1))
     """
 
     layers: Sequence[Layer]
     head: HeadPass
 
-    @torch.no_grad()
-    def slopes(self, inputs: Tensor, targets: Tensor, classes: Sequence[int]) -> Slopes:
-        """The loss of a batch and its gradients; a plastic head has then written its trace.
+    def slopes(self, inputs: Tensor, targets: Tensor, classes: Sequence[int], weight: Tensor | None = None) -> Slopes:
+        """The loss of a batch and its gradients; a plastic head has then written its trace. Call it without autograd.
 
         Args:
             inputs: (B, ...).
             targets: class numbers (B,).
             classes: the outputs that take part.
+            weight: by which the loss of each sample is multiplied (B,); None for 1.
         """
-        hidden = inputs.flatten(1)
-        passed = []
+        entered = [inputs.flatten(1)]
         for layer in self.layers:
-            entered = hidden
-            z, hidden = layer.forward(entered)
-            passed.append((layer, entered, z))
-        loss, by_logits = _cross_entropy(self.head.forward(hidden, targets), targets, classes)
+            entered.append(layer.forward(entered[-1]))
+        hidden = entered[-1]
+        loss, by_logits = _cross_entropy(self.head.forward(hidden, targets), targets, classes, weight)
         by_hidden, direct = self.head.backward(by_logits)
         products: list[tuple[str, Tensor | None, Tensor]] = []
-        for layer, entered, z in reversed(passed):
-            delta = layer.backward(by_hidden, z)
-            products.append((layer.prefix, delta, entered))
+        for layer, x, activated in zip(self.layers[::-1], entered[-2::-1], entered[::-1], strict=False):
+            delta = layer.backward(by_hidden, activated)
+            products.append((layer.prefix, delta, x))
             if layer is not self.layers[0]:
                 by_hidden = delta.mm(layer.linear.weight)
         return Slopes(loss, products[::-1], direct)
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, classes: Sequence[int], weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The loss, and its gradient with respect to the logits."""
     log_p = torch.log_softmax(mask_logits(logits, classes), dim=1)
-    mean, ignored = 1, -100  # as `cross_entropy` has them
-    loss, total = aten.nll_loss_forward.default(log_p, targets, None, mean, ignored)
-    by_log_p = aten.nll_loss_backward.default(_one(loss.dtype, loss.device), log_p, targets, None, mean, ignored, total)
+    each, mean, ignored = 0, 1, -100  # as `cross_entropy` has them
+    loss, total = aten.nll_loss_forward.default(log_p, targets, None, mean if weight is None else each, ignored)
+    by_loss, kind = _one(loss.dtype, loss.device), mean
+    if weight is not None:
+        loss, by_loss, kind = (loss * weight).mean(), by_loss / len(targets) * weight, each
+    by_log_p = aten.nll_loss_backward.default(by_loss, log_p, targets, None, kind, ignored, total)
     by_logits = aten._log_softmax_backward_data.default(by_log_p, log_p, 1, log_p.dtype)
     if len(classes) < logits.shape[-1]:
         by_logits = by_logits.masked_fill(masked_classes(tuple(classes), logits.shape[-1], logits.device), 0)
@@ -229,12 +251,13 @@ def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones((), dtype=dtype, device=device)
 
 
-def known_chain(model: nn.Module, factored: Collection[str]) -> Chain | None:
+def known_chain(model: nn.Module, factored: Collection[str] | None = None) -> Chain | None:
     """The model as a chain, if it is one of layers that are known here, and nothing else looks at what they compute.
 
     Args:
         model: any.
-        factored: the prefixes of the linear layers whose gradients may stay products.
+        factored: the prefixes of the linear layers whose gradients may stay products; None for all, where inputs have
+            one row per sample.
 
     Example:
         >>> known_chain(Network(mlp_features(784, [400], 0.01), DHPSoftmax(400, 10)), ["features.1."]) is None
@@ -249,7 +272,7 @@ def known_chain(model: nn.Module, factored: Collection[str]) -> Chain | None:
     for link in chain_of(model):
         if not link.sole:
             return None
-        if type(link.layer) is nn.Linear and f"{link.name}." in factored:
+        if type(link.layer) is nn.Linear and (factored is None or f"{link.name}." in factored):
             layers.append(Layer(f"{link.name}.", link.layer))
         elif _is_known_activation(link.layer) and layers and layers[-1].activation is None:
             layers[-1] = Layer(layers[-1].prefix, layers[-1].linear, link.layer)
@@ -259,6 +282,9 @@ def known_chain(model: nn.Module, factored: Collection[str]) -> Chain | None:
 
 
 def _is_known_activation(layer: nn.Module) -> bool:
+    """Whether it is one that keeps the sign: a negative slope of LeakyReLU may be any number."""
+    if isinstance(layer, nn.LeakyReLU) and layer.negative_slope < 0:
+        return False
     return type(layer) in (nn.LeakyReLU, nn.ReLU) and not layer.inplace
 
 

@@ -111,9 +111,11 @@ class FactoredDescent:
                 theta.requires_grad_(True)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        slopes = (
-            self._slopes(inputs, targets) if self.chain is None else self.chain.slopes(inputs, targets, self.classes)
-        )
+        if self.chain is None:
+            slopes = self._slopes(inputs, targets)
+        else:
+            with torch.no_grad():
+                slopes = self.chain.slopes(inputs, targets, self.classes)
         if not (slopes.products or slopes.direct):  # a head that only remembers: there is nothing to train
             return slopes.loss
         with torch.no_grad():
