@@ -18,7 +18,7 @@ from engram import preset
 from engram.data.batches import read_inputs
 from engram.engine.cpu import compiled, fused, pixels
 from engram.engine.cpu.compiled import Unavailable
-from engram.engine.cpu.fused import FusedStep, can_fuse, why_not_fused
+from engram.engine.cpu.fused import ClippedStep, FusedStep, can_fuse, compiled_clip, why_not_fused
 from engram.engine.cpu.pixels import read_chosen
 from engram.engine.learner import Progress
 from engram.engine.optimizer import Optimizer
@@ -49,7 +49,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[P
 
 
 def forget() -> None:
-    for known in (compiled._library, fused._checked_step, pixels._compiled_read):
+    for known in (compiled._library, fused._checked_step, fused.compiled_clip, pixels._compiled_read):
         known.cache_clear()
 
 
@@ -200,6 +200,53 @@ def test_inputs_that_c_cannot_read_are_left_to_pytorch() -> None:
             read_chosen(inputs, chosen, order.index_fill(0, torch.tensor([3]), int(wrong) * 16), torch.float32)
 
 
+# --- gradients of limited norm
+
+
+def clipped_weights(shapes: list[tuple[int, ...]], scale: float) -> list[torch.nn.Parameter]:
+    """The same ones at each call, with gradients."""
+    draw = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
+    for theta in weights:
+        theta.grad = scale * torch.randn(theta.shape, generator=draw)
+    return weights
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("shapes", [[(40, 101), (40,), (3, 40)], SHAPES, [(3,)] * 9], ids=["mlp", "all", "nine"])
+def test_clipped_steps_are_those_of_pytorch(
+    shapes: list[tuple[int, ...]], scale: float, compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiler:
+        monkeypatch.setattr(fused, "compiled_clip", lambda: None)
+    mine, theirs = (clipped_weights(shapes, scale) for _ in range(2))
+    ClippedStep(mine, rate=0.0371, largest=0.7).take()
+    torch.nn.utils.clip_grad_norm_(theirs, 0.7)
+    torch.optim.SGD(theirs, lr=0.0371).step()
+    for one, other in zip(mine, theirs, strict=True):
+        assert_tensors_equal({"theta": one, "gradient": one.grad}, {"theta": other, "gradient": other.grad})
+
+
+@needs_compiler
+def test_clipped_steps_are_compiled_where_c_is_no_slower() -> None:
+    assert ClippedStep(clipped_weights([(5, 3)], 1.0), 0.1, 1.0).fused is not None
+    assert ClippedStep([torch.randn(5, 3).t()], 0.1, 1.0).fused is None
+    assert ClippedStep([torch.randn(3, dtype=torch.float64)], 0.1, 1.0).fused is None
+    torch.set_num_threads(2)
+    assert ClippedStep(clipped_weights([(300, 400)], 1.0), 0.1, 1.0).fused is None
+    assert ClippedStep(clipped_weights([(30, 40)], 1.0), 0.1, 1.0).fused is not None
+
+
+def test_a_weight_without_a_gradient_stays_where_it_is() -> None:
+    (first, second), (other, _) = clipped_weights([(4,), (2,)], 1.0), clipped_weights([(4,), (2,)], 1.0)
+    second.grad, kept = None, second.detach().clone()
+    ClippedStep([first, second], 0.1, 1.0).take()
+    ClippedStep([other], 0.1, 1.0).take()
+    assert torch.equal(first, other)
+    assert torch.equal(second, kept)
+
+
 # --- where there is no compiler
 
 
@@ -262,6 +309,7 @@ def test_whatever_goes_wrong_pytorch_takes_the_steps(
     found = why_not_fused()
     assert found is not None
     assert why in found
+    assert obstacle is other_pytorch or compiled_clip() is None
     theta, rate, kind, pull, path = arguments("proximal", True, (5,), torch.float32)
     assert type(weight_step(theta, Optimizer("sgd", rate=rate), {}, kind, pull, path)) is WeightStep
 

@@ -37,6 +37,36 @@ enum { NO_PULL, PROXIMAL, GRADIENT };
 DEFINE_STEP(step_float32, float, fmaf)
 DEFINE_STEP(step_float64, double, fma)
 
+/* --- One step of plain SGD of several weights on a gradient of limited norm: `ClippedStep` in fused.py. */
+
+/* The root of the sum of squares, in PyTorch's order: eight sums, and the rest in fours, whose squares its compiler did
+   not fuse with the additions, unlike the last three. */
+static float norm_float32(int64_t n, const float *g) {
+    enum { LANES = 8 };
+    float sums[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) sums[j] += g[i + j] * g[i + j];
+    for (int j = 1; j < LANES; j++) sums[0] += sums[j];
+    for (const int64_t fours = n - n % 4; i < fours; i++) sums[0] += g[i] * g[i];
+    for (; i < n; i++) sums[0] = fmaf(g[i], g[i], sums[0]);
+    return sqrtf(sums[0]);
+}
+
+/* norms (weights) is memory to work in. */
+void clipped_float32(
+    int64_t weights, double rate, double largest, double eps, const int64_t *sizes, float *const *theta,
+    float *const *gradients, float *norms) {
+    for (int64_t k = 0; k < weights; k++) norms[k] = norm_float32(sizes[k], gradients[k]);
+    const float factor = 1 / (norm_float32(weights, norms) + (float)eps) * (float)largest;
+    for (int64_t k = 0; k < weights; k++) {
+        float *restrict t = theta[k], *restrict g = gradients[k];
+        if (!(factor >= 1)) /* also where it is NaN */
+            for (int64_t i = 0; i < sizes[k]; i++) g[i] *= factor;
+        for (int64_t i = 0; i < sizes[k]; i++) t[i] = fmaf(g[i], -(float)rate, t[i]);
+    }
+}
+
 /* --- Pixels of a batch: `read_inputs` in data/batches.py. value (256) has what each byte becomes; order may be null. */
 
 #define DEFINE_READ(NAME, REAL)                                                                                        \
