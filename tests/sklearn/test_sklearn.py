@@ -30,8 +30,9 @@ from builders import assert_tensors_equal
 from engram import InputError
 from engram.common.registry import PENALTIES, Registration
 from engram.config.methods import all_methods
-from engram.sklearn import ContinualClassifier
-from engram.sklearn.network import ContinualLearner, Reservoir
+from engram.engine.cpu import fused
+from engram.sklearn import ContinualClassifier, network
+from engram.sklearn.network import ClippedDescent, ContinualLearner, Reservoir
 from engram.sklearn.settings import make_config
 
 SMALL = {"hidden": (8,), "batch_size": 4, "memory_size": 10, "epochs": 3, "random_state": 0}
@@ -475,6 +476,40 @@ def test_labels_that_would_merge_are_refused(known: np.ndarray, later: np.ndarra
     assert classifier.classes_.tolist() == known.tolist()
     small = ContinualClassifier(**NETWORK).partial_fit(X, np.array([1, 2])).partial_fit(X, np.array([2.0, 3.0]))
     assert small.classes_.tolist() == [1, 2, 3], "those that stay apart are taken"
+
+
+@pytest.mark.parametrize("method", ["finetune", "online-ewc", "si", "dhp+mas"])
+@pytest.mark.parametrize("given", ["plain", "weights", "one class"])
+def test_steps_are_those_of_autograd_and_pytorch(method: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned() -> ContinualClassifier:
+        classifier = ContinualClassifier(**{**SMALL, "method": method, "hidden": (8, 5)})
+        for task, classes in enumerate(["ab", "c" if given == "one class" else "cde"]):
+            X, y = blobs(list(classes))
+            weight = np.random.RandomState(0).rand(len(y)) if given == "weights" else None
+            classifier.partial_fit(X, y, sample_weight=weight, task=task).partial_fit(X[:3], y[:3], task=task)
+        return classifier
+
+    fast = learned()
+    monkeypatch.setattr(network, "known_chain", lambda model: None)
+    monkeypatch.setattr(fused, "compiled_clip", lambda: None)
+    assert_classifiers_equal(fast, learned())
+
+
+def test_a_perceptron_is_trained_without_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ClippedDescent, "_by_autograd")
+    X, y = blobs(["a", "b"])
+    for method in ("finetune", "online-ewc"):
+        ContinualClassifier(**SMALL, method=method).partial_fit(X, y).consolidate().partial_fit(X, y)
+    with pytest.raises(AttributeError):
+        ContinualClassifier(**SMALL, method="dhp").partial_fit(X, y)
+
+
+def test_inputs_that_must_not_be_written_to_are_learned_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    X, y = blobs(["a", "b"])
+    X = X.astype(np.float32)
+    X.setflags(write=False)
+    ContinualClassifier(**NETWORK).partial_fit(X, y)
+    assert not recwarn
 
 
 def test_divergence_names_a_remedy() -> None:

@@ -1,6 +1,7 @@
 """A reservoir: a fixed number of stored samples, at every moment a uniform choice of all that were offered.
 
 The state holds `inputs`, `targets`, `tasks` (M + 1 rows; the last takes what is not kept), and `offered`, a count.
+`Reservoir` has no such state: what it draws does not depend on how samples are divided into batches.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from engram.common.errors import InputError
+from engram.common.seeding import derive_seed
 from engram.nn import memory
 from engram.rehearsal.rehearsal import Batch, Memory, State
+
+FEWEST_ROWS = 4096  # of a `Reservoir`, unless its size is smaller
 
 
 def check_size(size: int) -> None:
@@ -92,3 +96,64 @@ def memory_of(state: State) -> Memory:
 def rows_of(batch: Batch, n: int) -> dict[str, Tensor]:
     """A batch of task n as rows of a reservoir."""
     return {"inputs": batch.inputs, "targets": batch.targets, "tasks": torch.full_like(batch.targets, n)}
+
+
+class Reservoir:
+    """A memory of at most `size` samples, in which each sample so far is with the same probability.
+
+    It is Vitter's algorithm R. What is drawn for a sample depends only on its position in the stream, so the content is
+    the same whether samples come one at a time or in batches.
+    """
+
+    def __init__(self, size: int, seed: int):
+        self.size = size
+        self.seed = seed
+        self.num_tasks = 0  # how many times it was emptied, so that no two tasks draw the same
+        self.clear()
+
+    def clear(self) -> None:
+        """Discard all samples."""
+        self.num_tasks += 1
+        self.num_seen = 0
+        self.inputs: Tensor | None = None  # (rows, features); the first `len(self)` rows are samples
+        self.targets: Tensor | None = None  # (rows,)
+
+    def __len__(self) -> int:
+        return min(self.num_seen, self.size)
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Store some of the samples."""
+        if not self.size:
+            return
+        rows = self.rows_for(self.num_seen + len(targets))
+        self.inputs, self.targets = _with_rows(rows, self.inputs, inputs), _with_rows(rows, self.targets, targets)
+        stored: dict[int, int] = {}  # the sample for each position: the last one that was drawn for it
+        for i in range(len(targets)):
+            position = self._position(self.num_seen + i)
+            if position < self.size:
+                stored[position] = i
+        positions, chosen = list(stored), list(stored.values())
+        self.inputs[positions] = inputs[chosen]
+        self.targets[positions] = targets[chosen]
+        self.num_seen += len(targets)
+
+    def rows_for(self, num_seen: int) -> int:
+        """How many rows it has after so many samples: a power of two, so that few copies are made, up to its size."""
+        return min(self.size, max(FEWEST_ROWS, 1 << max(0, num_seen - 1).bit_length()))
+
+    def _position(self, n: int) -> int:
+        """Where the n-th sample goes: the first ones in order, then anywhere in 0..n, which may be outside."""
+        return n if n < self.size else derive_seed(self.seed, "memory", self.num_tasks, n) % (n + 1)
+
+    def batches(self, batch_size: int) -> list[tuple[Tensor, Tensor]]:
+        """Its samples in batches."""
+        if self.inputs is None or self.targets is None:
+            return []
+        stored = slice(len(self))
+        return list(zip(self.inputs[stored].split(batch_size), self.targets[stored].split(batch_size), strict=True))
+
+
+def _with_rows(rows: int, stored: Tensor | None, new: Tensor) -> Tensor:
+    """What is stored, with at least so many rows of the shape that new samples have."""
+    held = new[:0] if stored is None else stored
+    return held if len(held) >= rows else torch.cat([held, new.new_zeros(rows - len(held), *new.shape[1:])])

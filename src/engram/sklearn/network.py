@@ -6,7 +6,8 @@ Penalties that need samples of the task for that get them from a `Reservoir`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,74 +19,108 @@ from engram.common.errors import InputError, NotFiniteError
 from engram.common.seeding import DRAWING, derive_seed, generator
 from engram.config.settings import Config
 from engram.engine.build import build_model, build_penalty
+from engram.engine.cpu.chain import PlasticPass, known_chain
+from engram.engine.cpu.fused import ClippedStep
 from engram.nn.classes import mask_logits
+from engram.nn.networks import Network
+from engram.penalties import Penalty
 from engram.penalties.quadratic import form_of
+from engram.rehearsal.reservoir import Reservoir
 from engram.sklearn.arguments import ClassWeights, add_log
 
 LARGEST_GRADIENT = 1.0  # its norm, so that a step stays finite for features of any size, even unscaled ones
 SAMPLES_AT_ONCE = 256  # in evaluation and consolidation
-FEWEST_ROWS = 4096  # of a memory of samples, unless its size is smaller
 
 
-class Reservoir:
-    """A memory of at most `size` samples, in which each sample so far is with the same probability.
+class ClippedDescent:
+    """Steps on the loss alone, then the penalty's (Eq. 4, with the penalty as its proximal step).
 
-    It is Vitter's algorithm R. What is drawn for a sample depends only on its position in the stream, so the content is
-    the same whether samples come one at a time or in batches.
+    A multilayer perceptron whose head writes no trace is trained without autograd. The numbers are the same.
+
+    Args:
+        model: any.
+        penalty: of the same model.
+        rate: lr, of plain SGD, along a gradient whose norm is limited.
+        classes: the outputs that take part.
+
+    Example:
+        >>> descent = ClippedDescent(model, NoPenalty(model), rate=0.1, classes=(0, 1))
+        >>> loss = descent.step(inputs, targets, weight=None)
     """
 
-    def __init__(self, size: int, seed: int):
-        self.size = size
-        self.seed = seed
-        self.num_tasks = 0  # how many times it was emptied, so that no two tasks draw the same
-        self.clear()
+    def __init__(self, model: Network, penalty: Penalty, rate: float, classes: Sequence[int]):
+        self.model = model
+        self.penalty = penalty
+        self.rate = rate
+        self.classes = classes
+        self.trained = {name: theta for name, theta in model.named_parameters() if theta.requires_grad}
+        self.clipped = ClippedStep(list(self.trained.values()), rate, LARGEST_GRADIENT)
+        form = form_of(penalty)
+        self.pulled = form is None or form.pull(rate) is not None  # not before the first consolidation
+        chain = known_chain(model)
+        self.chain = None if chain is None or isinstance(chain.head, PlasticPass) else chain
+        self.gradients = {} if self.chain is None else {n: torch.empty_like(p) for n, p in self.trained.items()}
 
-    def clear(self) -> None:
-        """Discard all samples."""
-        self.num_tasks += 1
-        self.num_seen = 0
-        self.inputs: Tensor | None = None  # (rows, features); the first `len(self)` rows are samples
-        self.targets: Tensor | None = None  # (rows,)
+    def step(self, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        """Take a step, and return the loss before it.
 
-    def __len__(self) -> int:
-        return min(self.num_seen, self.size)
+        Args:
+            inputs: (B, m).
+            targets: class numbers (B,).
+            weight: by which the loss of each sample is multiplied (B,); None for 1.
+        """
+        by = self._by_autograd if self.chain is None else self._by_chain
+        loss = by(inputs, targets, weight)
+        self.penalty.after_backward()
+        self.clipped.take()
+        if self.pulled:
+            self.penalty.proximal_step(self.rate)
+        self.penalty.after_step()
+        for theta in self.trained.values():
+            theta.grad = None
+        return loss
 
-    def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Store some of the samples."""
-        if not self.size:
-            return
-        rows = self.rows_for(self.num_seen + len(targets))
-        self.inputs, self.targets = _with_rows(rows, self.inputs, inputs), _with_rows(rows, self.targets, targets)
-        stored: dict[int, int] = {}  # the sample for each position: the last one that was drawn for it
-        for i in range(len(targets)):
-            position = self._position(self.num_seen + i)
-            if position < self.size:
-                stored[position] = i
-        positions, chosen = list(stored), list(stored.values())
-        self.inputs[positions] = inputs[chosen]
-        self.targets[positions] = targets[chosen]
-        self.num_seen += len(targets)
+    @torch.no_grad()
+    def _by_chain(self, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        """The loss; each weight then has its gradient. Features that are not finite give a loss that is not."""
+        assert self.chain is not None
+        slopes = self.chain.slopes(inputs, targets, self.classes, weight)
+        check_finite(slopes.loss, self.rate)
+        gradients = slopes.gradients(self.gradients)
+        for name, theta in self.trained.items():
+            theta.grad = gradients[name]
+        return slopes.loss
 
-    def rows_for(self, num_seen: int) -> int:
-        """How many rows it has after so many samples: a power of two, so that few copies are made, up to its size."""
-        return min(self.size, max(FEWEST_ROWS, 1 << max(0, num_seen - 1).bit_length()))
-
-    def _position(self, n: int) -> int:
-        """Where the n-th sample goes: the first ones in order, then anywhere in 0..n, which may be outside."""
-        return n if n < self.size else derive_seed(self.seed, "memory", self.num_tasks, n) % (n + 1)
-
-    def batches(self, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Its samples in batches."""
-        if self.inputs is None or self.targets is None:
-            return []
-        stored = slice(len(self))
-        return list(zip(self.inputs[stored].split(batch_size), self.targets[stored].split(batch_size), strict=True))
+    def _by_autograd(self, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        hidden = check_finite(self.model.features(inputs), self.rate)  # nothing else may reach the trace
+        logits = mask_logits(self.model.head(hidden, targets), self.classes)
+        if weight is None:
+            loss = F.cross_entropy(logits, targets)
+        else:
+            loss = (F.cross_entropy(logits, targets, reduction="none") * weight).mean()
+        check_finite(loss, self.rate).backward()
+        return loss.detach()
 
 
-def _with_rows(rows: int, stored: Tensor | None, new: Tensor) -> Tensor:
-    """What is stored, with at least so many rows of the shape that new samples have."""
-    held = new[:0] if stored is None else stored
-    return held if len(held) >= rows else torch.cat([held, new.new_zeros(rows - len(held), *new.shape[1:])])
+def check_finite(values: Tensor, rate: float) -> Tensor:
+    """The values, if none of them is NaN or infinite.
+
+    Args:
+        values: what a network computes in training.
+        rate: the learning rate, which the error names.
+
+    Example:
+        >>> check_finite(torch.ones(2), rate=0.1)
+        tensor([1., 1.])
+    """
+    # A finite sum takes one pass, and has finite terms; a sum that is not finite may be one of large terms.
+    total = values.sum() if values.ndim else values
+    if math.isfinite(total.item()) or torch.isfinite(values).all():
+        return values
+    raise NotFiniteError(
+        f"learning diverged with a learning_rate of {rate}: scale the features "
+        "(sklearn.preprocessing.StandardScaler) or lower it, and fit again"
+    )
 
 
 class ContinualLearner:
@@ -104,7 +139,7 @@ class ContinualLearner:
         self.masked = masked
         self.memory_size = memory_size
         self.model = build_model(config, 0, (num_features,), num_classes).to(device)
-        vars(self.model.head)["check_values"] = False  # `_step` checks them, with a better message
+        vars(self.model.head)["check_values"] = False  # `check_finite` does, with a better message
         if config.rehearsal is not None:
             raise InputError(f"a classifier's method has no rehearsal, but {config.method} has: see `engram.run`")
         self.penalty = build_penalty(config, 0, self.model)
@@ -182,9 +217,11 @@ class ContinualLearner:
             epochs: passes over these samples. A head that only remembers takes one.
         """
         self._exact = None
-        present = set(targets.tolist())
-        self.classes, self.seen = sorted(present.union(self.classes)), sorted(present.union(self.seen))
-        x, rows = torch.tensor(inputs), torch.tensor(targets)
+        present = np.flatnonzero(np.bincount(targets)).tolist()
+        self.classes, self.seen = sorted({*present, *self.classes}), sorted({*present, *self.seen})
+        # PyTorch warns about memory that it must not write to.
+        x = torch.from_numpy(inputs if inputs.flags.writeable else inputs.copy())
+        rows = torch.from_numpy(targets)
         self.memory.add(x, rows)
         self.num_samples += len(rows)
         x, rows = x.to(self.device), rows.to(self.device)
@@ -193,57 +230,32 @@ class ContinualLearner:
         if learns and of_class is not None:
             weights = of_class[targets] if weights is None else weights * of_class[targets]
         w = None if weights is None else torch.tensor(weights, dtype=torch.float32).to(self.device)
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.config.learning_rate) if learns else None
-        self.model.train()
+        rate = self.config.learning_rate
+        step = ClippedDescent(self.model, self.penalty, rate, self.trained_classes).step if learns else self._remember
         loss = torch.zeros(())
+        self.model.train()
         for epoch in range(epochs if learns else 1):
             random = generator(self.config.seed, "order", self.num_calls, epoch)
             order = torch.randperm(len(rows), generator=random).to(self.device)
             for batch in order.split(self.config.batch_size):
                 weight = None if w is None else w[batch]
-                if optimizer is None:
-                    self._remember(x[batch], rows[batch], weight)
-                else:
-                    loss = self._step(optimizer, x[batch], rows[batch], weight)
+                loss = step(x.index_select(0, batch), rows.index_select(0, batch), weight)
         self.model.eval()
         self.num_calls += 1
         return f"loss of the last batch {loss.item():.4f}" if learns else "remembered"
 
     @torch.no_grad()
-    def _remember(self, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> None:
+    def _remember(self, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        """Show a batch to a head that only remembers. There is no loss, and 0 is returned for it."""
         head: Any = self.model.head
-        hidden = self._check_finite(self.model.features(inputs))
+        hidden = check_finite(self.model.features(inputs), self.config.learning_rate)
         if weight is None:
             head(hidden, targets)
         elif hasattr(head, "write"):
             head.write(hidden, targets, weight)
         else:
             raise InputError(f"the head {self.config.head} takes no weights of samples")
-
-    def _step(self, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
-        """A step on the loss alone, then the penalty's (Eq. 4, with the penalty as its proximal step)."""
-        hidden = self._check_finite(self.model.features(inputs))  # nothing else may reach the trace
-        logits = mask_logits(self.model.head(hidden, targets), self.trained_classes)
-        if weight is None:
-            loss = F.cross_entropy(logits, targets)
-        else:
-            loss = (F.cross_entropy(logits, targets, reduction="none") * weight).mean()
-        self._check_finite(loss).backward()
-        self.penalty.after_backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT)
-        optimizer.step()
-        self.penalty.proximal_step(self.config.learning_rate)
-        self.penalty.after_step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    def _check_finite(self, values: Tensor) -> Tensor:
-        if torch.isfinite(values).all():
-            return values
-        raise NotFiniteError(
-            f"learning diverged with a learning_rate of {self.config.learning_rate}: scale the features "
-            "(sklearn.preprocessing.StandardScaler) or lower it, and fit again"
-        )
+        return torch.zeros(())
 
     @torch.no_grad()
     def logits(self, inputs: np.ndarray, weigh: ClassWeights, task: int | None = None) -> np.ndarray:
