@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -87,6 +87,17 @@ def floor_of_one(workload: Workload, device: torch.device, dtype: torch.dtype) -
         else:
             work += _matrix_products(layer, (workload.batch_size,), (), device, dtype)
     return _repeated(work, device)
+
+
+def floor_of_mlp(widths: Sequence[int], batch_sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> Take:
+    """The same for a perceptron with layers of these widths, from the inputs to the classes, and several batches."""
+    sizes = list(enumerate(pairwise(widths)))
+    layers = [Layer(nn.Identity(), 1, out, inner, 1, backward=number > 0) for number, (inner, out) in sizes]
+    by_size = {
+        size: [product for layer in layers for product in _matrix_products(layer, (size,), (), device, dtype)]
+        for size in set(batch_sizes)
+    }
+    return _repeated([product for size in batch_sizes for product in by_size[size]], device)
 
 
 def floor_of_stack(workload: Workload, size: int, device: torch.device, dtype: torch.dtype) -> Take:

@@ -70,7 +70,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def measure(
-    contestants: Sequence[Contestant], seconds: float, report: Callable[[float], None] = lambda done: None
+    contestants: Sequence[Contestant],
+    seconds: float,
+    report: Callable[[float], None] = lambda done: None,
+    fewest_steps: int = FEWEST_STEPS,
 ) -> list[Timing]:
     """The time of a step of each contestant, over several rounds.
 
@@ -78,8 +81,9 @@ def measure(
         contestants: who takes turns.
         seconds: how long each contestant is measured in all. A slow one takes part in fewer rounds.
         report: called with the fraction of the turns that are done.
+        fewest_steps: at a time.
     """
-    steps = [_steps_within(contestant.take, seconds / ROUNDS) for contestant in contestants]
+    steps = [_steps_within(contestant.take, seconds / ROUNDS, fewest_steps) for contestant in contestants]
     rounds: list[list[float]] = [[] for _ in contestants]
     spent = [0.0] * len(contestants)
     for number in range(ROUNDS):
@@ -92,10 +96,10 @@ def measure(
     return [Timing(tuple(times)) for times in rounds]
 
 
-def _steps_within(take: Take, seconds: float) -> int:
+def _steps_within(take: Take, seconds: float, fewest_steps: int) -> int:
     """How many steps to take at a time, at most as many as a piece of an epoch has."""
     take(2)  # warms up
-    return max(FEWEST_STEPS, min(LONGEST_PIECE, int(2 * seconds / take(2))))
+    return max(fewest_steps, min(LONGEST_PIECE, int(2 * seconds / take(2))))
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
