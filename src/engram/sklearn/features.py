@@ -24,6 +24,7 @@ MOST_INPUTS = 1000  # wider inputs are used as they are: they are features alrea
 WINDOW, GROUP = 200, 100  # how many neighbouring inputs a random feature sees; how many features see the same ones
 BIAS = 0.1  # the standard deviation of b, for inputs of about unit size
 ROWS = 1024  # samples at once; and how many are summed in single precision
+ROWS_IN_CACHE = 32  # samples whose features a processor's cache holds
 
 
 def usual_random_features(num_inputs: int) -> int:
@@ -97,7 +98,8 @@ class Features:
         """ψ of some samples (B, m) → (B, k), in this type."""
         if self.origin is None:
             self.origin = inputs[0].astype(np.float64)
-        moved = np.subtract(inputs, self.origin, dtype=np.float64).astype(dtype, copy=False)
+        moved: np.ndarray = np.empty(inputs.shape, dtype)
+        np.subtract(inputs, self.origin, out=moved, dtype=np.float64, casting="same_kind")
         psi: np.ndarray = np.empty((len(inputs), self.width), dtype)
         psi[:, : self.num_direct] = moved[:, : self.num_direct]
         if dtype not in self._cast:
@@ -107,10 +109,12 @@ class Features:
         for window, projection in zip(self.windows, projections, strict=True):  # x R + b = (x − x₀) R + (x₀ R + b)
             np.matmul(moved[:, window], projection, out=psi[:, column : column + projection.shape[1]])
             column += projection.shape[1]
-        random = psi[:, self.num_direct :]
-        random += shift
-        random[...] = bent(random)
-        random -= bent(shift)
+        at_origin = bent(shift)
+        for start in range(0, len(psi), ROWS_IN_CACHE):
+            z = psi[start : start + ROWS_IN_CACHE, self.num_direct :]
+            z += shift
+            z[...] = bent(z)
+            z -= at_origin
         return psi
 
     def at_origin(self) -> np.ndarray:

@@ -40,9 +40,11 @@ class Sums:
 
     def _check_size(self, values: np.ndarray, first: np.ndarray | None, dtype: type = np.float64) -> None:
         """Refuse what is too large to be squared, before anything is added."""
-        origin = values[:1] if first is None else first
+        if not len(values):
+            return
+        extremes = np.stack([values.min(axis=0), values.max(axis=0)])  # the farthest from any number
         with np.errstate(over="ignore"):
-            largest = float(np.abs(values - origin).max(initial=0))
+            largest = float(np.abs(extremes - (values[0] if first is None else first)).max(initial=0))
         if not largest < LARGEST[dtype]:
             raise NotFiniteError("the samples hold numbers that are too large to be squared: scale them first")
 
