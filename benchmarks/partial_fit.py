@@ -4,9 +4,8 @@ OMP_NUM_THREADS=1 python benchmarks/partial_fit.py --out benchmarks/records/2025
 
 Both learn the same samples in 32 bits, in one pass, with the same hidden layers and batches. `MLPClassifier` takes
 plain SGD's steps, as the network of `ContinualClassifier` does, or Adam's, its default. The floor is the products of
-all steps of a call, by PyTorch on memory that is allocated already: no network can take less. `ContinualClassifier()`
-is a memory: its time does not depend on hidden layers and batches. It has a floor of its own, in double precision for
-digits: the products of its features and of their second moment.
+all steps of a call, by PyTorch on memory that is allocated already. `ContinualClassifier()` is a memory: its time does
+not depend on hidden layers and batches, and its floor is the products of its features and of their second moment.
 """
 
 from __future__ import annotations
@@ -231,7 +230,7 @@ def table_of(found: Iterable[Found], name: str, notes: Sequence[str] = ()) -> Ta
     ratio_columns = ("× SGD", "median", "× Adam", "× floor", "floor × SGD")
     explained = (
         "Milliseconds of a call: the lower quartile of rounds in which the contestants take turns; ratios of these, "
-        "and beside the first the median of the ratios of each round. Floor × SGD: what no program can go below.",
+        "and beside the first the median of the ratios of each round. Floor × SGD: if products alone took time.",
     )
     return Table(f"{name}: time of a call", (*columns, *ratio_columns), rows, (*explained, *notes))
 
