@@ -204,6 +204,15 @@ def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, 
             )
 
 
+def test_kernels_that_are_compiled_ahead_compute_nothing(kernels: ModuleType) -> None:
+    out, bias = torch.full((2, 3, 5), -2.0, device=DEVICE), torch.ones(2, 3, device=DEVICE)
+    with kernels.compiled_ahead():
+        kernels.activate(out, bias, 0.5)
+    assert (out == -2).all()
+    kernels.activate(out, bias, 0.5)
+    assert (out == -0.5).all()
+
+
 @pytest.mark.parametrize(("batch", "outputs", "inputs"), [(7, 9, 13), (70, 65, 130)])
 def test_products_of_any_size(kernels: ModuleType, batch: int, outputs: int, inputs: int) -> None:
     random = torch.Generator().manual_seed(0)

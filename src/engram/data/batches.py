@@ -71,8 +71,8 @@ def read_many(inputs: Tensor, chosen: Tensor, permutations: Tensor | None, dtype
         dtype: of what is returned.
 
     Example:
-        >>> read_many(inputs, chosen, None, torch.float32).shape
-        torch.Size([2, 64, 1, 28, 28])
+        >>> read_many(torch.zeros(9, 1, 28, 28), torch.tensor([[0, 1, 2], [5, 7, 8]]), None, torch.float32).shape
+        torch.Size([2, 3, 1, 28, 28])
     """
     if permutations is None:
         return read_inputs(inputs[chosen], dtype=dtype)

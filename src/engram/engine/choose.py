@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -156,17 +157,17 @@ def reason_against_mapping(
         return "the model has hooks on its gradients"
     # Any two networks that Engram builds are alike; custom ones may all differ.
     tried = list(group) if _is_custom(group[0]) else [group[0], group[-1]]
-    expected, twins = ([copy.deepcopy(learner.model) for learner in tried] for _ in range(2))
+    expected = [copy.deepcopy(learner.model) for learner in tried]
+    inputs, targets = (tensor[None] for tensor in example)
     try:
-        plain = {"learning_rate": TRIAL_RATE, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
-        configs = [learner.config.replace(**plain) for learner in tried]
-        copies = [Learner(config, 0, twin, NoPenalty(twin)) for config, twin in zip(configs, twins, strict=True)]
-        section = Section(copies, kernels)
-        section.begin_task()
+        section = _section_of_copies(tried, kernels)
         before = {name: tensor.clone() for name, tensor in _state(section).items()}
         logits = section.logits(example[0], shared=True)
-        inputs, targets = (tensor[None] for tensor in example)
-        losses = section.step(inputs, targets, range(logits.shape[2]), slice(0, len(tried)))
+        step = (inputs, targets, range(logits.shape[2]), slice(0, len(tried)))
+        if kernels is not None:
+            with kernels.compiled_ahead(), suppress(Exception):  # without results, anything may go wrong
+                _section_of_copies(tried, kernels).step(*step)
+        losses = section.step(*step)
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):
@@ -177,6 +178,17 @@ def reason_against_mapping(
         if difference is not None:
             return difference
     return None
+
+
+def _section_of_copies(learners: Sequence[Learner], kernels: ModuleType | None) -> Section:
+    """Copies of these models without their penalties, about to take a step of plain SGD."""
+    plain = {"learning_rate": TRIAL_RATE, "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    twins = [copy.deepcopy(learner.model) for learner in learners]
+    configs = [learner.config.replace(**plain) for learner in learners]
+    copies = [Learner(config, 0, twin, NoPenalty(twin)) for config, twin in zip(configs, twins, strict=True)]
+    section = Section(copies, kernels)
+    section.begin_task()
+    return section
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engram.engine.gpu.kernels.ahead import Kernel
+
 
 def dot_precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-@triton.jit
+@Kernel
 def _write_trace(
     hidden, targets, weight, alpha, eta_of, hebb, in_force, surprise, UNITS, CLASSES, BATCH, SHARING,
     MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE, UNIT_RANGE: tl.constexpr, CENTRED: tl.constexpr, LITERAL: tl.constexpr,
@@ -59,7 +61,7 @@ def _scaled(trace, size, UNITS, SCALED: tl.constexpr):
     return trace
 
 
-@triton.jit
+@Kernel
 def _read_trace(weight, alpha, hebb, in_force, read, size, UNITS, SCALED: tl.constexpr, BLOCK: tl.constexpr):
     """θ + α Hebb for one class of one model, with its trace as it is read."""
     row = tl.program_id(0).to(tl.int64)
@@ -71,7 +73,7 @@ def _read_trace(weight, alpha, hebb, in_force, read, size, UNITS, SCALED: tl.con
     tl.store(in_force + place, slow + tl.load(alpha + place, mask=inside, other=0.0) * trace, mask=inside)
 
 
-@triton.jit
+@Kernel
 def _move_shift(
     alpha, hebb, gain, fixed, shift, models, held, size, CLASSES, UNITS,
     SLOPE: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
@@ -92,7 +94,7 @@ def _move_shift(
     tl.store(shift + place, moved, mask=inside)
 
 
-@triton.jit
+@Kernel
 def _read_back(
     delta, hidden, targets, alpha, eta_of, hebb, in_force, surprise, by_weight, by_alpha, by_eta, by_hidden,
     UNITS, CLASSES, BATCH, SHARING, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
@@ -220,7 +222,7 @@ def sum_precision() -> str:
     return "tf32x3" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
-@triton.jit
+@Kernel
 def _write_sums(
     psi, targets, count, total, moment, unread, FEATURES, CLASSES, BATCH, SHARING,
     MODEL_STRIDE, SAMPLE_STRIDE, FEATURE_STRIDE, TILES, HAS_MOMENT: tl.constexpr, TILE: tl.constexpr,

@@ -7,15 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engram.engine.gpu.kernels.ahead import Kernel
 from engram.engine.gpu.kernels.head import dot_precision
 
 # Tiles, as measured for the paper's networks.
-MULTIPLY = {"OUTS": 64, "INS": 64, "num_warps": 4, "num_stages": 3}
-MULTIPLY_BACK = {"OUTS": 64, "INS": 64, "num_warps": 4, "num_stages": 3}
+MULTIPLY = {"OUTS": 64, "INS": 32, "num_warps": 2, "num_stages": 3}
+MULTIPLY_BACK = {"OUTS": 16, "INS": 64, "num_warps": 2, "num_stages": 2}
 # Rows of weights, cells of the pooling, values of a patch:
-CONVOLVE = {"ROWS": 64, "CELLS": 32, "VALUES": 32, "num_warps": 4, "num_stages": 3}
-WEIGHT_SLOPES = {"ROWS": 64, "CELLS": 32, "VALUES": 32, "num_warps": 4, "num_stages": 3}
-SPREAD = {"ROWS": 64, "CELLS": 32, "VALUES": 32, "num_warps": 4, "num_stages": 3}
+CONVOLVE = {"ROWS": 64, "CELLS": 64, "VALUES": 64, "num_warps": 4, "num_stages": 2}
+WEIGHT_SLOPES = {"ROWS": 64, "CELLS": 32, "VALUES": 64, "num_warps": 4, "num_stages": 3}
+SPREAD = {"ROWS": 128, "CELLS": 64, "VALUES": 64, "num_warps": 4, "num_stages": 2}
 FEW = 512  # programs that leave most of a GPU idle: a batch is then divided
 SPLITS = 8  # into so many parts, each with a sum of its own
 BLOCK = 512
@@ -24,7 +25,7 @@ BLOCK = 512
 # --- linear layers, LeakyReLU(θ x + b), whose samples are the last axis -----------------------------------------
 
 
-@triton.jit
+@Kernel
 def _multiply(
     weight, entered, bias, out, slope, BATCH, SHARING,
     OUT: tl.constexpr, IN: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_BATCH: tl.constexpr,
@@ -46,7 +47,7 @@ def _multiply(
     tl.store(where, tl.where(z > 0, z, slope * z), mask=(o < OUT)[:, None] & (b < BATCH)[None, :])
 
 
-@triton.jit
+@Kernel
 def _multiply_back(
     weight, delta, by_entered, BATCH,
     OUT: tl.constexpr, IN: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_BATCH: tl.constexpr,
@@ -67,7 +68,7 @@ def _multiply_back(
     tl.store(where, total, mask=(i < IN)[:, None] & (b < BATCH)[None, :])
 
 
-@triton.jit
+@Kernel
 def _activate(out, bias, slope, UNITS, BATCH, BLOCK: tl.constexpr):
     model = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -78,7 +79,7 @@ def _activate(out, bias, slope, UNITS, BATCH, BLOCK: tl.constexpr):
     tl.store(where, tl.where(value > 0, value, slope * value), mask=inside)
 
 
-@triton.jit
+@Kernel
 def _pass_back(
     gradient, out, delta, by_bias, slope, UNITS, BATCH, MODEL_STRIDE, SAMPLE_STRIDE, UNIT_STRIDE,
     BLOCK_UNIT: tl.constexpr, BLOCK_BATCH: tl.constexpr,
@@ -164,7 +165,7 @@ def _block_of(batch: int) -> int:
 # for each output channel, lie one after another.
 
 
-@triton.jit
+@Kernel
 def _convolve(
     images, weight, bias, pooled, codes, slope, SAMPLES, SHARING, INNER: tl.constexpr, CIN: tl.constexpr,
     COUT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr,
@@ -227,7 +228,7 @@ def _cells_of(row, cell, model, SAMPLES, COUT: tl.constexpr, PH: tl.constexpr, P
     return own[None, :] + cell[:, None] * COUT
 
 
-@triton.jit
+@Kernel
 def _weight_slopes(
     delta, codes, images, by_weight, by_bias, slope, SAMPLES, SHARING, GROUPS, CHANNELS: tl.constexpr,
     CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -264,7 +265,7 @@ def _weight_slopes(
         tl.store(by_bias + own, of_bias, mask=known)
 
 
-@triton.jit
+@Kernel
 def _spread(
     delta, codes, weight, windows, slope, SAMPLES, CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr,
     W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -297,7 +298,7 @@ def _spread(
     tl.store(target, total, mask=there[:, None] & known[None, :])
 
 
-@triton.jit
+@Kernel
 def _collect(
     windows, images, CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr, W: tl.constexpr, KH: tl.constexpr,
     KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, BLOCK: tl.constexpr,

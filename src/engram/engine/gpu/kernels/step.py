@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engram.engine.gpu.kernels.ahead import Kernel, compiled_ahead
 from engram.engine.gpu.kernels.head import dot_precision, mirror, move_shift, read_back, write_sums, write_trace
 from engram.engine.gpu.kernels.layers import (
     activate,
@@ -21,6 +22,7 @@ from engram.engine.gpu.rows import Step
 
 __all__ = [
     "activate",
+    "compiled_ahead",
     "convolve",
     "cross_entropy",
     "gather",
@@ -39,13 +41,13 @@ __all__ = [
 ]
 
 # The tile of a weight that takes its step; larger ones need more registers than there are.
-PRODUCT_STEP = {"BLOCK_OUT": 32, "BLOCK_IN": 64, "num_warps": 8, "num_stages": 2}
+PRODUCT_STEP = {"BLOCK_OUT": 32, "BLOCK_IN": 32, "num_warps": 4, "num_stages": 2}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@Kernel
 def _gather(
     store, labels, order, cursor, permutation, inputs, targets, PIXELS, BATCH, LONGEST, LABELS,
     PERMUTED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
@@ -145,7 +147,7 @@ def _keep(
     tl.store(theta, new, mask=inside)
 
 
-@triton.jit
+@Kernel
 def _step(
     theta, gradient, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of, left_of,
     size, PLAIN: tl.constexpr, ADAM: tl.constexpr, DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
@@ -169,7 +171,7 @@ def _step(
     _keep(theta + own, first + own, second + own, path, t, g, new, m, v, followed, size, place, inside, ADAM, MOMENTUM)
 
 
-@triton.jit
+@Kernel
 def _product_step(
     theta, delta, entered, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of,
     left_of, BATCH, SHARING, OUT: tl.constexpr, IN: tl.constexpr, PLAIN: tl.constexpr, ADAM: tl.constexpr,
@@ -245,7 +247,7 @@ def _of_step(theta: Tensor, step: Step) -> tuple[tuple[Tensor, ...], dict[str, b
 # --- the loss ---------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@Kernel
 def _cross_entropy(
     logits, targets, others, losses, slopes, BATCH, CLASSES, SHARING,
     BLOCK_BATCH: tl.constexpr, BLOCK_CLASSES: tl.constexpr,
