@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -109,30 +110,33 @@ def test_the_kernel_takes_the_steps_of_plain_pytorch(kernels: ModuleType, settin
                 torch.testing.assert_close(there[key], tensor, rtol=5e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared input", "own inputs"])
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("shared", [False, True], ids=["own inputs", "shared inputs"])
+@pytest.mark.parametrize("enough", [1, 4096], ids=["tiles in a row", "a tile each"])
+@pytest.mark.parametrize(("inputs", "batch"), [(16, 7), (68, 64), (130, 33), (70, 128)])
 def test_a_step_along_a_product_is_that_along_its_gradient(
-    kernels: ModuleType, settings: dict[str, Any], shared: bool
+    kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, inputs: int, batch: int, enough: int, shared: bool
 ) -> None:
     """With δ and x in place of g = δ xᵀ, for weights whose sizes are no multiples of a tile's."""
-    configs, random = configs_of(settings), torch.Generator().manual_seed(0)
-    (expected, steps), (found, by_kernel) = steps_for(configs), steps_for(configs)
-    (name,) = [n for n, theta in expected.parameters.items() if n.startswith("features") and theta.ndim == 3]
-    _, outputs, inputs = expected.parameters[name].shape
-    for number in range(4):
-        rows = slice(0, 8) if number % 2 == 0 else slice(4, 8)
-        size, batch = rows.stop - rows.start, 7 + 70 * number
-        first = by_kernel[name].slots
-        if first is not None and first.clock is not None:
-            first.clock.tick(rows)
-        delta = torch.randn(size, outputs, batch, generator=random).to(DEVICE)
-        entered = torch.randn(size // 4 if shared else size, inputs, batch, generator=random).to(DEVICE)
-        each = entered.repeat_interleave(4, dim=0) if shared else entered
-        take_step(expected.parameters[name][rows], delta @ each.mT, steps[name][rows])
-        kernels.take_product_step(found.parameters[name][rows], delta, entered, by_kernel[name][rows])
-        there = tensors_of(found.parameters[name], by_kernel[name])
-        for key, tensor in tensors_of(expected.parameters[name], steps[name]).items():
-            torch.testing.assert_close(there[key], tensor, rtol=2e-4, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}")
+    monkeypatch.setattr(kernels, "ENOUGH", enough)
+    random = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
+    size = (37, inputs)
+    step = Step(
+        rate=torch.tensor([0.1, 0.2, 0.0, 0.3], device=DEVICE),
+        proximal=torch.tensor([1, 0, 1, 0], dtype=torch.int32, device=DEVICE),
+        gain=draw(3, *size),
+        shift=draw(3, *size),
+        held=torch.tensor([-1, 0, 1, 2], device=DEVICE),
+        path=draw(2, *size),
+        followed=torch.tensor([0, -1, -1, 1], device=DEVICE),
+    )
+    delta, entered = draw(4, 37, batch), draw(2 if shared else 4, inputs, batch)
+    each = entered.repeat_interleave(2, dim=0) if shared else entered
+    expected = draw(4, *size)
+    found, other = expected.clone(), replace(step, path=step.path.clone())
+    take_step(expected, delta @ each.mT, step)
+    kernels.take_product_step(found, delta, entered, other)
+    torch.testing.assert_close((found, other.path), (expected, step.path), rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["plain", "momentum and decay", "adam and decay", "adamw"])

@@ -52,11 +52,12 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
     # As large as the training batches, so that kernels compiled for this test are used in the run too.
     first = batches.tasks(0)[0].train[slice(learners[0].config.batch_size)]
     example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
+    sizes = _sizes(batches, len(first))
     alike: list[list[Learner]] = []
     alone: list[Learner] = []
     for group in architectures(learners):
         reason = None if batches.share_inputs else "its trials do not share one tensor of inputs"
-        reason = reason or reason_against_mapping(group, example, kernels)
+        reason = reason or reason_against_mapping(group, example, kernels, sizes)
         if reason is None and group[0].rehearsal is not None:
             reason = reason_against_rehearsal(group, batches)
         if reason is None:
@@ -131,14 +132,15 @@ def load_kernels(dtype: torch.dtype) -> ModuleType | None:
 
 
 def reason_against_mapping(
-    group: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None
+    group: Sequence[Learner], example: tuple[Tensor, Tensor], kernels: ModuleType | None, sizes: Sequence[int] = ()
 ) -> str | None:
     """Why models cannot be trained as one, tried on copies; None if they can.
 
     Args:
         group: learners of one architecture.
         example: a batch of inputs and targets.
-        kernels: those to be used, if any.
+        kernels: those to be used, if any; they are compiled here.
+        sizes: of the batches to come.
 
     Example:
         >>> reason_against_mapping(learners, (inputs, targets), None)
@@ -163,11 +165,13 @@ def reason_against_mapping(
         section = _section_of_copies(tried, kernels)
         before = {name: tensor.clone() for name, tensor in _state(section).items()}
         logits = section.logits(example[0], shared=True)
-        step = (inputs, targets, range(logits.shape[2]), slice(0, len(tried)))
+        how = (range(logits.shape[2]), slice(0, len(tried)))
         if kernels is not None:
             with kernels.compiled_ahead(), suppress(Exception):  # without results, anything may go wrong
-                _section_of_copies(tried, kernels).step(*step)
-        losses = section.step(*step)
+                for size in sizes:
+                    part = (inputs[:, :size].contiguous(), targets[:, :size].contiguous())
+                    _section_of_copies(tried, kernels).step(*part, *how)
+        losses = section.step(inputs, targets, *how)
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
     for row, model in enumerate(expected):
@@ -178,6 +182,13 @@ def reason_against_mapping(
         if difference is not None:
             return difference
     return None
+
+
+def _sizes(batches: Batches, largest: int) -> list[int]:
+    """A size of each kind of batch that is to come: kernels are compiled for powers of two, multiples of 16, and 1."""
+    samples = {len(task.train) for stream in batches.streams for task in stream}
+    sizes = sorted({largest} | {number % largest for number in samples} - {0})
+    return list({((size - 1).bit_length(), size % 16 == 0, size == 1): size for size in sizes}.values())
 
 
 def _section_of_copies(learners: Sequence[Learner], kernels: ModuleType | None) -> Section:

@@ -90,7 +90,7 @@ class StackedBlock(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         images, theta, codes = ctx.saved_tensors
-        delta = channels_last(gradients[0].flatten(0, 1), gradients[0].dtype)
+        delta = channels_last(gradients[0].flatten(0, 1), theta.dtype)
         slopes = ctx.kernels.weight_slopes(delta, codes, images, theta, ctx.channels, ctx.slope)
         by_weight, by_bias = (slope.unflatten(0, ctx.axes) for slope in slopes)
         by_entered = None

@@ -166,7 +166,7 @@ class StackedLinear(torch.autograd.Function):
             product = torch.bmm(theta.mT, delta) if aligned else ctx.kernels.multiply_back(theta, delta)
             by_entered = product.unflatten(0, axes).mT
         by_weight = None
-        if ctx.needs_input_grad[1] and ctx.products is not None:
+        if ctx.needs_input_grad[1] and ctx.products is not None and delta.shape[2] <= ctx.kernels.LARGEST_BATCH:
             ctx.products.add(ctx.name, delta, turned)
         elif ctx.needs_input_grad[1]:
             by_weight = gradient_of([(delta, turned)]).view(weight.shape)

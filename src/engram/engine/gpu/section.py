@@ -15,6 +15,7 @@ from engram.engine.gpu.heads import is_movable, writes_half
 from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
+from engram.engine.optimizer import Optimizer
 from engram.nn.dhp import DHPSoftmax
 
 Tensors = dict[str, Tensor]
@@ -42,7 +43,9 @@ class Section:
         self.skeleton = copy.deepcopy(one).train()
         self.products = Products()
         if patched:
-            prepare(self.skeleton, kernels, self.products)
+            # Other optimizers read and write so much that a gradient more in memory is cheaper than its product there.
+            plain = Optimizer.of(self.learners[0].config).plain
+            prepare(self.skeleton, kernels, self.products if plain else None)
         self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
         traceless = [not read_dynamics(learner.model) for learner in self.learners]

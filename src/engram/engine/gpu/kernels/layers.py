@@ -15,9 +15,10 @@ MULTIPLY = {"OUTS": 64, "INS": 32, "num_warps": 2, "num_stages": 3}
 MULTIPLY_BACK = {"OUTS": 16, "INS": 64, "num_warps": 2, "num_stages": 2}
 # Rows of weights, cells of the pooling, values of a patch:
 CONVOLVE = {"ROWS": 64, "CELLS": 64, "VALUES": 64, "num_warps": 4, "num_stages": 2}
-WEIGHT_SLOPES = {"ROWS": 64, "CELLS": 32, "VALUES": 64, "num_warps": 4, "num_stages": 3}
+CONVOLVE_SMALL = {**CONVOLVE, "VALUES": 128, "num_stages": 1}  # for patches of at most 128 values
+WEIGHT_SLOPES = {"ROWS": 64, "CELLS": 32, "VALUES": 128, "num_warps": 4, "num_stages": 2}
 SPREAD = {"ROWS": 128, "CELLS": 64, "VALUES": 64, "num_warps": 4, "num_stages": 2}
-FEW = 512  # programs that leave most of a GPU idle: a batch is then divided
+FEW = 256  # programs that leave much of a GPU idle: a batch is then divided
 SPLITS = 8  # into so many parts, each with a sum of its own
 BLOCK = 512
 
@@ -340,9 +341,10 @@ def convolve(images: Tensor, weight: Tensor, bias: Tensor, slope: float, inner: 
     codes = torch.empty(models, samples, *size, channels, dtype=torch.int8, device=images.device)
     pooled = torch.empty_like(codes, dtype=images.dtype) if inner else bias.new_empty(models, samples, channels, *size)
     sharing, cells = models // groups, samples * facts["PH"] * facts["PW"]
-    _convolve[(triton.cdiv(cells, CONVOLVE["CELLS"]), triton.cdiv(sharing * channels, CONVOLVE["ROWS"]), groups)](
+    tile = CONVOLVE_SMALL if weight[0, 0].numel() <= CONVOLVE_SMALL["VALUES"] else CONVOLVE
+    _convolve[(triton.cdiv(cells, tile["CELLS"]), triton.cdiv(sharing * channels, tile["ROWS"]), groups)](
         images, weight, bias, pooled, codes, slope, samples, sharing, inner, **facts,
-        PRECISION=dot_precision(), **CONVOLVE,
+        PRECISION=dot_precision(), **tile,
     )  # fmt: skip
     return pooled, codes
 

@@ -21,6 +21,7 @@ from engram.engine.gpu.kernels.layers import (
 from engram.engine.gpu.rows import Step
 
 __all__ = [
+    "LARGEST_BATCH",
     "activate",
     "compiled_ahead",
     "convolve",
@@ -40,8 +41,12 @@ __all__ = [
     "write_trace",
 ]
 
-# The tile of a weight that takes its step; larger ones need more registers than there are.
-PRODUCT_STEP = {"BLOCK_OUT": 32, "BLOCK_IN": 32, "num_warps": 4, "num_stages": 2}
+# The tile of a weight that takes its step, and how many tiles ahead are asked for; where rows of weights begin at
+# addresses that are multiples of 16 bytes, and where they do not.
+ALIGNED = {"BLOCK_OUT": 32, "BLOCK_IN": 32, "STAGES": 2, "num_warps": 2}
+UNALIGNED = {"BLOCK_OUT": 32, "BLOCK_IN": 64, "STAGES": 2, "num_warps": 4}
+ENOUGH = 4096  # programs for a whole GPU: where there are more tiles, a program takes several in a row
+LARGEST_BATCH = 128  # of a step along a product, whose factors must fit beside the tiles
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -173,38 +178,32 @@ def _step(
 
 @Kernel
 def _product_step(
-    theta, delta, entered, first, second, gain, shift, path, held_of, followed_of, rate_of, proximal_of, numbers_of,
-    left_of, BATCH, SHARING, OUT: tl.constexpr, IN: tl.constexpr, PLAIN: tl.constexpr, ADAM: tl.constexpr,
-    DECOUPLED: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
-    BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
+    theta, delta, entered, gain, shift, path, held_of, followed_of, rate_of, proximal_of, BATCH, SHARING, SPAN,
+    OUT: tl.constexpr, IN: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same for a tile of a linear layer's weight, whose gradient g = δ xᵀ is computed here and never stored."""
+    """Plain SGD for a linear layer's weight, tile after tile; the gradient g = δ xᵀ is computed here, never stored."""
     model = tl.program_id(2).to(tl.int64)
     held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
+    rate, proximal = tl.load(rate_of + model), tl.load(proximal_of + model)
     o = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    i = tl.program_id(0) * BLOCK_IN + tl.arange(0, BLOCK_IN)
-    inside = (o < OUT)[:, None] & (i < IN)[None, :]
-    size, place = OUT * IN, o[:, None] * IN + i[None, :]
-    own = model * size + place
-    # What does not depend on the product is asked for first, so that the memory is not idle meanwhile.
-    t = tl.load(theta + own, mask=inside)
-    a = tl.load(gain + held * size + place, mask=inside & (held >= 0), other=0.0)
-    s = tl.load(shift + held * size + place, mask=inside & (held >= 0), other=0.0)
-    m = tl.load(first + own, mask=inside) if ADAM or MOMENTUM else t
-    v = tl.load(second + own, mask=inside) if ADAM else t
-    g = tl.zeros((BLOCK_OUT, BLOCK_IN), dtype=tl.float32)
-    for start in range(0, BATCH, BLOCK_BATCH):
-        b = start + tl.arange(0, BLOCK_BATCH)
-        left = delta + (model * OUT + o[:, None]) * BATCH + b[None, :]
+    b = tl.arange(0, BLOCK_BATCH)
+    left = delta + (model * OUT + o[:, None]) * BATCH + b[None, :]
+    d = tl.load(left, mask=(o < OUT)[:, None] & (b < BATCH)[None, :], other=0.0)
+    begin = tl.program_id(0) * SPAN
+    for start in tl.range(begin, min(begin + SPAN, IN), BLOCK_IN, num_stages=STAGES):
+        i = start + tl.arange(0, BLOCK_IN)
+        inside = (o < OUT)[:, None] & (i < IN)[None, :]
+        place = o[:, None] * IN + i[None, :]
+        own = theta + model * (OUT * IN) + place
+        t = tl.load(own, mask=inside)
+        a = tl.load(gain + held * (OUT * IN) + place, mask=inside & (held >= 0), other=0.0)
+        s = tl.load(shift + held * (OUT * IN) + place, mask=inside & (held >= 0), other=0.0)
         right = entered + ((model // SHARING) * IN + i[:, None]) * BATCH + b[None, :]
-        d = tl.load(left, mask=(o < OUT)[:, None] & (b < BATCH)[None, :], other=0.0)
         x = tl.load(right, mask=(i < IN)[:, None] & (b < BATCH)[None, :], other=0.0)
-        g = tl.dot(d, tl.trans(x), g, input_precision=PRECISION)
-    new, m, v = _after(
-        t, g, a, s, m, v, held, tl.load(proximal_of + model), tl.load(rate_of + model), numbers_of + 6 * model,
-        left_of + 2 * model, PLAIN, ADAM, DECOUPLED, MOMENTUM,
-    )  # fmt: skip
-    _keep(theta + own, first + own, second + own, path, t, g, new, m, v, followed, size, place, inside, ADAM, MOMENTUM)
+        g = tl.dot(d, tl.trans(x), input_precision=PRECISION)
+        new, m, v = _after(t, g, a, s, t, t, held, proximal, rate, rate_of, rate_of, True, False, False, False)
+        _keep(own, own, own, path, t, g, new, m, v, followed, OUT * IN, place, inside, False, False)
 
 
 def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
@@ -216,23 +215,25 @@ def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
 
 
 def take_product_step(theta: Tensor, delta: Tensor, entered: Tensor, step: Step) -> None:
-    """The step of linear layers' weights θ (N, out, in) along their gradients δ xᵀ. Adam's clock has ticked before.
+    """The step of plain SGD of linear layers' weights θ (N, out, in) along their gradients δ xᵀ.
 
-    δ is (N, out, B). x is (N, in, B), or (T, in, B) where N / T consecutive models share it.
+    δ is (N, out, B), with at most `LARGEST_BATCH` samples. x is (N, in, B), or (T, in, B) where N / T consecutive
+    models share it.
     """
     num_models, outputs, inputs = theta.shape
     batch = delta.shape[2]
-    tensors, kind = _of_step(theta, step)
-    block_batch = max(16, min(64, triton.next_power_of_2(batch)))
-    grid = (triton.cdiv(inputs, PRODUCT_STEP["BLOCK_IN"]), triton.cdiv(outputs, PRODUCT_STEP["BLOCK_OUT"]), num_models)
-    _product_step[grid](
-        theta, delta.contiguous(), entered.contiguous(), *tensors, batch, num_models // len(entered),
-        outputs, inputs, **kind, BLOCK_BATCH=block_batch, PRECISION=dot_precision(), **PRODUCT_STEP,
+    tile = ALIGNED if inputs % 4 == 0 else UNALIGNED
+    rows, columns = triton.cdiv(outputs, tile["BLOCK_OUT"]), triton.cdiv(inputs, tile["BLOCK_IN"])
+    in_a_row = max(1, columns // max(1, triton.cdiv(ENOUGH, rows * num_models)))
+    _product_step[(triton.cdiv(columns, in_a_row), rows, num_models)](
+        theta, delta.contiguous(), entered.contiguous(), step.gain, step.shift, step.path, step.held, step.followed,
+        step.rate, step.proximal, batch, num_models // len(entered), in_a_row * tile["BLOCK_IN"], outputs, inputs,
+        BLOCK_BATCH=max(16, triton.next_power_of_2(batch)), PRECISION=dot_precision(), **tile,
     )  # fmt: skip
 
 
 def _of_step(theta: Tensor, step: Step) -> tuple[tuple[Tensor, ...], dict[str, bool]]:
-    """What the kernels of a step need besides θ and its gradient: tensors, and which kind of step it is."""
+    """What the kernel of a step needs besides θ and its gradient: tensors, and which kind of step it is."""
     pull = (step.gain, step.shift, step.path, step.held, step.followed, step.rate, step.proximal)
     if step.slots is None:  # the last two tensors, and the first two, are not read
         plain = {"PLAIN": True, "ADAM": False, "DECOUPLED": False, "MOMENTUM": False}
