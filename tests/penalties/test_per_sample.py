@@ -158,6 +158,7 @@ VECTORS = {
     "dhp uniform": lambda: plastic("uniform"),
     "matched": lambda: Network(nn.Linear(4, 5), MatchedSoftmax(5, 3)),
     "linear": lambda: Network(nn.Linear(4, 5), LinearSoftmax(5, 3)),
+    "linear with a bias": lambda: Network(nn.Linear(4, 5), LinearSoftmax(5, 3, bias=True)),
 }
 
 IMAGES = {
@@ -200,7 +201,7 @@ def test_sums_equal_a_loop_over_samples(name: str, function) -> None:
 def test_plain_layers_do_not_go_through_the_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     """What makes it fast: the paper's networks, with every head, need matrix products alone."""
     monkeypatch.setattr(per_sample, "_sum_by_mapping", lambda *_: pytest.fail("a layer was left to the mapping"))
-    for name in ("mlp", "in-place activation", "dhp", "matched", "linear", "conv", "conv groups"):
+    for name in ("mlp", "in-place activation", "dhp", "matched", "linear", "linear with a bias", "conv", "conv groups"):
         model = (VECTORS | IMAGES)[name]().eval()
         inputs = torch.randn((6, 4) if name in VECTORS else (6, 2, 6, 6))
         parameters = {n: p for n, p in model.named_parameters() if not n.endswith("eta")}

@@ -212,10 +212,12 @@ def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Func
     if isinstance(layer, nn.Conv2d):
         return _convolution_sums(layer, entered, delta, function)
     weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
-    slopes = getattr(layer, "weight_slopes", None)
-    if slopes is not None:
-        return {name: function(slope) * weight for name, slope in slopes().items()}
-    return {"weight": weight, "bias": function(delta).sum(dim=0)}
+    sums = {"weight": weight}
+    if hasattr(layer, "weight_slopes"):
+        sums = {name: function(slope) * weight for name, slope in layer.weight_slopes().items()}
+    if isinstance(layer, nn.Linear):
+        sums["bias"] = function(delta).sum(dim=0)
+    return sums
 
 
 def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
