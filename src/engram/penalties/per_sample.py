@@ -212,9 +212,8 @@ def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Func
     if isinstance(layer, nn.Conv2d):
         return _convolution_sums(layer, entered, delta, function)
     weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
-    sums = {"weight": weight}
-    if hasattr(layer, "weight_slopes"):
-        sums = {name: function(slope) * weight for name, slope in layer.weight_slopes().items()}
+    slopes = getattr(layer, "weight_slopes", None)
+    sums = {"weight": weight} if slopes is None else {n: function(slope) * weight for n, slope in slopes().items()}
     if isinstance(layer, nn.Linear):
         sums["bias"] = function(delta).sum(dim=0)
     return sums

@@ -237,6 +237,10 @@ def _write_sums(
     source = psi + model * MODEL_STRIDE
     if HAS_MOMENT:  # noqa: SIM102 - decided when the kernel is compiled
         if column <= row:
+            # Asked for first, so that the memory is not idle during the product. Tiles on the diagonal are whole.
+            where = moment + (model * FEATURES + i[:, None]) * FEATURES + j[None, :]
+            inside = (i < FEATURES)[:, None] & (j < FEATURES)[None, :]
+            held = tl.load(where, mask=inside, other=0.0)
             added = tl.zeros((TILE, TILE), dtype=tl.float32)
             for first in range(0, BATCH, BLOCK_BATCH):
                 b = first + tl.arange(0, BLOCK_BATCH)
@@ -245,9 +249,7 @@ def _write_sums(
                 x = tl.load(left, mask=(i < FEATURES)[:, None] & (b < BATCH)[None, :], other=0.0)
                 y = tl.load(right, mask=(b < BATCH)[:, None] & (j < FEATURES)[None, :], other=0.0)
                 added = tl.dot(x, y, added, input_precision=PRECISION)
-            where = moment + (model * FEATURES + i[:, None]) * FEATURES + j[None, :]
-            inside = (i < FEATURES)[:, None] & (j <= i[:, None])
-            tl.store(where, tl.load(where, mask=inside) + added.to(tl.float64), mask=inside)
+            tl.store(where, held + added.to(tl.float64), mask=inside)
     if row == column:
         c = tl.arange(0, BLOCK_CLASS)
         sums = tl.zeros((TILE, BLOCK_CLASS), dtype=tl.float32)
@@ -289,7 +291,7 @@ def write_sums(
         features, classes, batch, num_models // len(targets), *psi.stride(), tiles,
         HAS_MOMENT=moment is not None, TILE=TILE, BLOCK_CLASS=max(16, triton.next_power_of_2(classes)),
         BLOCK_BATCH=max(16, min(64, triton.next_power_of_2(batch))), PRECISION=sum_precision(),
-        num_stages=1,  # the batch is mostly one block, and more stages need more registers than there are
+        num_warps=8, num_stages=1,  # the batch is mostly one block, and more stages need more registers than there are
     )  # fmt: skip
 
 
