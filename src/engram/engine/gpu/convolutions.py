@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from engram.engine.inspection import Link
 from engram.nn.modules import mapped
 
+MOST_CHANNELS = 512  # of a convolution's output: of more, the kernels could not hold the weights
+
 
 def fuse_convolutions(chain: Sequence[Link], kernels: ModuleType) -> None:
     """A convolution, its LeakyReLU and 2×2 max-pooling become one: the first computes all three.
@@ -52,6 +54,7 @@ def _is_plain(layer: nn.Module) -> bool:
         and layer.groups == 1
         and set(layer.stride) == set(layer.dilation) == {1}
         and layer.bias is not None
+        and layer.out_channels <= MOST_CHANNELS
     )
 
 
