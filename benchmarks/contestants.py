@@ -58,6 +58,10 @@ def layers_of(workload: Workload) -> list[Layer]:
     return layers
 
 
+def has_convolutions(workload: Workload) -> bool:
+    return any(isinstance(layer, nn.Conv2d) for layer in workload.layers())
+
+
 def flops_of(workload: Workload) -> int:
     """Floating-point operations of the products of one step of one model."""
     return workload.batch_size * sum(layer.flops for layer in layers_of(workload))
@@ -66,16 +70,17 @@ def flops_of(workload: Workload) -> int:
 def traffic_of(workload: Workload, configs: Sequence[Config], itemsize: int) -> int:
     """Bytes that a step of these models must at least move.
 
-    Each weight is read forward, read backward (but for the first layer's), and read and written as it is updated; where
-    a penalty protects it, its gain and shift are read, and SI's path is read and written. Gradients and activations
-    could stay on the chip and do not count.
+    Each weight is read forward, read backward (but for the first layer's), and read and written as it is updated, and
+    so is what its optimizer remembers of it: Adam's m and v. Where a penalty protects it, its gain and shift are read,
+    and SI's path is read and written. Gradients and activations could stay on the chip and do not count.
     """
     layers = layers_of(workload)
     weights = sum(layer.out * layer.inner for layer in layers)
     plain = sum(layer.out * layer.inner * (4 if layer.backward else 3) for layer in layers)
     protected = sum(config.penalty is not None for config in configs)
     with_path = sum(config.penalty == "si" for config in configs)
-    return itemsize * (plain * len(configs) + 2 * weights * (protected + with_path))
+    remembered = sum({"sgd": config.momentum > 0, "adam": 2, "adamw": 2}[config.optimizer] for config in configs)
+    return itemsize * (plain * len(configs) + 2 * weights * (protected + with_path + remembered))
 
 
 def floor_of_one(workload: Workload, device: torch.device, dtype: torch.dtype) -> Take:
@@ -184,29 +189,58 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
 def plain_model(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The network with an ordinary softmax layer."""
     config = workload.config("linear", "none")
-    head = nn.Linear(config.hidden[-1], workload.num_classes, bias=False)
+    head = nn.Linear(config.hidden[-1], workload.num_classes, bias=config.head_bias)
     return nn.Sequential(build_features(config, workload.input_shape), head).to(device=device, dtype=dtype)
 
 
-def plain_loop(workload: Workload, device: torch.device, dtype: torch.dtype, *, ewc: bool = False) -> Take:
-    """Autograd and `torch.optim.SGD` on inputs that are floats already; with `ewc` λ Σ F (θ − θ*)² is in the loss."""
+def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """PyTorch's own, with the workload's settings."""
+    config = workload.config("linear", "none")
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[config.optimizer]
+    return kind(model.parameters(), lr=config.learning_rate)
+
+
+def plain_loop(
+    workload: Workload, device: torch.device, dtype: torch.dtype, *, ewc: bool = False, compiled: bool = False
+) -> Take:
+    """Autograd and PyTorch's optimizer on inputs that are floats already.
+
+    Args:
+        workload: the network and its batches.
+        device: where it trains.
+        dtype: of its weights.
+        ewc: add λ Σ F (θ − θ*)² to the loss.
+        compiled: give the loss and the optimizer's step to `torch.compile`, which compiles the backward pass too. Of
+            the usual ways this was the fastest. Compiling happens here, before anything is timed.
+    """
     model = plain_model(workload, device, dtype)
     fisher = [0.01 * torch.rand_like(theta) for theta in model.parameters()] if ewc else []
     anchors = [theta.detach().clone() for theta in model.parameters()] if ewc else []
     inputs, targets = workload.floats(device, dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = plain_optimizer(workload, model)
     batches = cycle(torch.randperm(len(inputs)).to(device).split(workload.batch_size))
+
+    def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(inputs), targets)
+
+    learn, step = (torch.compile(loss_of), torch.compile(optimizer.step)) if compiled else (loss_of, optimizer.step)
 
     def steps(num_steps: int) -> None:
         for _ in range(num_steps):
             chosen = next(batches)
-            loss = F.cross_entropy(model(inputs[chosen]), targets[chosen])
+            loss = learn(inputs[chosen], targets[chosen])
             for f, theta, anchor in zip(fisher, model.parameters() if ewc else (), anchors, strict=True):
                 loss = loss + 100 * (f * (theta - anchor) ** 2).sum()
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            step()
 
+    if compiled:
+        try:
+            steps(3)
+        except Exception as error:  # a compiler, a library or a kind of processor may be missing
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(f"cannot compile here: {lines[0].rstrip(':.')}") from error
     return timed(steps, device)
 
 

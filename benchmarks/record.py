@@ -35,6 +35,7 @@ class Plan:
     sizes: tuple[int, ...] = (1, 8, 80)
     penalties: tuple[str, ...] = USUAL_PENALTIES
     seconds: float = 1.0  # for each contestant
+    compiled: bool = True  # a plain loop by torch.compile too: compiling takes up to a minute
 
     def __post_init__(self) -> None:
         for network in self.networks:
@@ -161,7 +162,10 @@ def memory_table(found: Findings) -> Table:
         )
         for stack in found.memory
     ]
-    notes = ("In MB. Data: the samples of this benchmark, 64 batches. Peak: as PyTorch measured it on a GPU.",)
+    notes = (
+        "In MB, without what an optimizer remembers. Data: the samples of this benchmark, 64 batches. Peak: as PyTorch "
+        "measured it on a GPU.",
+    )
     return Table("memory of a stack", columns, rows, notes)
 
 

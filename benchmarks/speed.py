@@ -1,6 +1,9 @@
 """How fast this machine trains: floors, plain loops, Engram's stacks and Avalanche's strategies, side by side.
 
 python benchmarks/speed.py --device cpu --out benchmarks/records/2025-01-31-my-laptop
+python benchmarks/speed.py --device cuda --networks mlp-adam --sizes 1,80
+
+`mlp` and `cnn` are the paper's networks. `mlp-adam` is van de Ven & Tolias': two hidden layers of 1,000, with Adam.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import torch
 from record import RECORD, Findings, Plan, Speed, StackMemory, tables_of, write_record
 from rich.progress import Progress
 from timing import Contestant, Take, Timing, busy_notes, measure
-from workloads import HEADS, PENALTIES, USUAL_PENALTIES, WORKLOADS, Models, Workload, engram_loop, memory_of
+from workloads import PENALTIES, USUAL_PENALTIES, WORKLOADS, Models, Workload, engram_loop, memory_of
 
 from engram.common.errors import InputError
 from engram.engine.build import choose_device, precision_of
 
 FLOOR, BATCHED = "floor: products", "floor: batched products"
 PLAIN, PLAIN_EWC = "plain loop", "plain loop, EWC through autograd"
+COMPILED = "plain loop, torch.compile"
 MIX = "engram, the paper's methods"
 
 
@@ -66,8 +70,8 @@ class Bench:
         first = not any(speed.network == workload.name for speed in self.found.speeds)
         if first:
             group.append(Contestant(PLAIN_EWC, 1, others.plain_loop(*where, ewc=True)))
-            group += self._strategies(workload)
-        if size > 1 and self.on_gpu and workload.name == "mlp":
+            group += [*self._compiled(workload), *self._strategies(workload)]
+        if size > 1 and self.on_gpu and not others.has_convolutions(workload):
             group.append(Contestant(BATCHED, size, others.floor_of_stack(workload, size, self.device, self.dtype)))
         stacks = self._stacks(workload, size)
         group += [Contestant(name, size, self._engram(workload, name, stacks[name])) for name in stacks]
@@ -84,7 +88,7 @@ class Bench:
         """By name. On a CPU models go one by one, so a stack of one method would show nothing new."""
         stacks: dict[str, Models] = {}
         if size == 1 or (self.on_gpu and size == max(self.plan.sizes)):
-            for head in HEADS:
+            for head in workload.heads:
                 for penalty in self.plan.penalties:
                     config = workload.config(head, penalty)
                     stacks[f"engram {head}, {penalty}"] = [(config, trial) for trial in range(size)]
@@ -106,6 +110,17 @@ class Bench:
         data = samples.inputs.nbytes + samples.targets.nbytes
         self.found.memory.append(StackMemory(workload.name, name, len(models), memory, data, peak))
         return take
+
+    def _compiled(self, workload: Workload) -> list[Contestant]:
+        """The plain loop, compiled; where that fails, a note says why."""
+        if not self.plan.compiled:
+            return []
+        try:
+            take = others.plain_loop(workload, self.device, self.dtype, compiled=True)
+        except InputError as error:
+            self.found.notes.append(f"{COMPILED}, {workload.name}: {error}")
+            return []
+        return [Contestant(COMPILED, 1, take)]
 
     def _strategies(self, workload: Workload) -> list[Contestant]:
         """Avalanche's, on the network of its own benchmark."""
@@ -145,10 +160,11 @@ def main(arguments: list[str]) -> None:
     numbers = lambda text: tuple(int(word) for word in text.split(","))  # noqa: E731
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
     parser.add_argument("--precision", default="tf32", help="tf32 (on GPUs that have it), float32 or float64")
-    parser.add_argument("--networks", type=words, default=("mlp", "cnn"), help="mlp,cnn")
+    parser.add_argument("--networks", type=words, default=("mlp", "cnn"), help=",".join(WORKLOADS))
     parser.add_argument("--sizes", type=numbers, default=(1, 8, 80), help="models that train together: 1,8,80")
     parser.add_argument("--penalties", type=words, default=USUAL_PENALTIES, help=",".join(PENALTIES))
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each contestant is measured")
+    parser.add_argument("--no-compile", dest="compiled", action="store_false", help="no plain loop by torch.compile")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep a record in this folder")
     options = vars(parser.parse_args(arguments))
     out: Path | None = options.pop("out")

@@ -1,9 +1,10 @@
-"""What is trained while the time is taken: the paper's two networks on random pixels; and a stack's memory."""
+"""What is trained while the time is taken: the paper's networks and a wider one on random pixels; a stack's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import torch
 from timing import Take, bytes_of, timed
@@ -39,22 +40,28 @@ class Workload:
     num_classes: int
     classes: tuple[int, ...]  # of the task
     permuted: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)  # in place of the benchmark's
+    heads: tuple[str, ...] = HEADS
 
     def config(self, head: str, penalty: str) -> Config:
         """The settings of a method with this head and penalty."""
         parts = [part for part in ("dhp" if head == "dhp" else "", penalty.removeprefix("none")) if part]
         baseline = {} if head == "dhp" else {"baseline_head": head}
-        return preset(self.benchmark, "+".join(parts) or "finetune", **baseline)
+        return preset(self.benchmark, "+".join(parts) or "finetune", **{**self.settings, **baseline})
 
     def mixed(self, size: int, penalties: Sequence[str]) -> Models:
         """The paper's methods, trial after trial, until there are `size` models."""
-        configs = [preset(self.benchmark, method) for method in PAPER_METHODS]
-        configs = [config for config in configs if (config.penalty or "none") in penalties]
+        configs = [preset(self.benchmark, method, **self.settings) for method in PAPER_METHODS]
+        configs = [
+            config
+            for config in configs
+            if (config.penalty or "none") in penalties and ("dhp" in self.heads or not config.plastic)
+        ]
         return [(configs[k % len(configs)], k // len(configs)) for k in range(size)]
 
     @property
     def batch_size(self) -> int:
-        return preset(self.benchmark, "finetune").batch_size
+        return self.config("linear", "none").batch_size
 
     def samples(self, device: torch.device) -> Samples:
         """As many as the longest piece of an epoch needs."""
@@ -95,9 +102,23 @@ class Workload:
         return [layer for layer in learner.model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 
+# Of van de Ven & Tolias, whose images are padded to 32×32: benchmarks/van_de_ven.py says where they are from.
+THEIRS = {
+    "hidden": [1000, 1000],
+    "batch_size": 256,
+    "optimizer": "adam",
+    "learning_rate": 1e-4,
+    "leaky_slope": 0.0,
+    "baseline_head": "linear",
+    "head_bias": True,
+    "penalty_step": "gradient",
+}
 WORKLOADS = {
     "mlp": Workload("mlp", "permuted-mnist", (1, 28, 28), 10, tuple(range(10)), permuted=True),
     "cnn": Workload("cnn", "vision-mixture", (3, 32, 32), 50, tuple(range(10)), permuted=False),
+    "mlp-adam": Workload(
+        "mlp-adam", "permuted-mnist", (1, 32, 32), 10, tuple(range(10)), True, THEIRS, heads=("linear",)
+    ),
 }
 
 

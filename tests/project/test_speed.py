@@ -12,7 +12,7 @@ import pytest
 import timing
 import torch
 from record import Findings, Plan, Speed, memory_table, speed_table, to_markdown
-from speed import FLOOR, MIX, PLAIN, main, measure_speed
+from speed import COMPILED, FLOOR, MIX, PLAIN, Bench, main, measure_speed
 from timing import FEWEST_ROUNDS, ROUNDS, Contestant, Timing, busy_notes, measure
 from workloads import HEADS, PENALTIES, WORKLOADS, memory_of
 
@@ -26,9 +26,8 @@ CPU = torch.device("cpu")
 def found() -> Findings:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "ROUNDS", 3)
-        return measure_speed(
-            Plan(device="cpu", networks=("mlp",), sizes=(1, 2), penalties=("none", "si"), seconds=0.01)
-        )
+        plan = {"networks": ("mlp",), "sizes": (1, 2), "penalties": ("none", "si")}
+        return measure_speed(Plan(device="cpu", seconds=0.01, compiled=False, **plan))
 
 
 # --- what is measured
@@ -68,6 +67,10 @@ def test_floor_of_a_stack_counts_the_memory_traffic() -> None:
     assert others.traffic_of(mlp, [mlp.config("linear", "none")], 4) == plain
     assert others.traffic_of(mlp, [mlp.config("linear", "mas")], 4) == plain + 4 * 2 * sum(weights)
     assert others.traffic_of(mlp, [mlp.config("dhp", "si")] * 3, 4) == 3 * (plain + 4 * 4 * sum(weights))
+    wide = WORKLOADS["mlp-adam"]
+    weights = (1024 * 1000, 1000 * 1000, 1000 * 10)
+    with_m_and_v = 4 * ((4 + 4) * sum(weights) - weights[0])
+    assert others.traffic_of(wide, [wide.config("linear", "none")] * 2, 4) == 2 * with_m_and_v
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -100,6 +103,8 @@ def test_mixed_stack_holds_the_papers_methods_trial_after_trial() -> None:
     models = WORKLOADS["mlp"].mixed(80, PENALTIES)
     assert [config.method for config, _ in models[:8]] == list(PAPER_METHODS)
     assert [trial for _, trial in models] == [k // 8 for k in range(80)]
+    wide = WORKLOADS["mlp-adam"].mixed(80, PENALTIES)
+    assert [config.method for config, _ in wide[:4]] == [method for method in PAPER_METHODS if "dhp" not in method]
 
 
 def test_memory_counts_each_tensor_once() -> None:
@@ -139,6 +144,27 @@ def test_a_few_slow_rounds_do_not_count() -> None:
     assert disturbed.spread == 0.0
 
 
+# --- torch.compile
+
+
+def test_compiled_loop_takes_the_same_steps_as_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function: given.append(function) or function)
+    assert others.plain_loop(WORKLOADS["mlp-adam"], CPU, torch.float32, compiled=True)(1) > 0
+    assert len(given) == 2  # the loss, and the optimizer's step
+
+
+def test_loop_that_cannot_be_compiled_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*batch: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no compiler\nbecause of this")
+
+    monkeypatch.setattr(torch, "compile", lambda function: fail)
+    plan = Plan("cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001)
+    bench = Bench(plan, CPU, torch.float32)
+    assert bench._compiled(WORKLOADS["mlp"]) == []
+    assert bench.found.notes[-1] == f"{COMPILED}, mlp: cannot compile here: no compiler"
+
+
 # --- Avalanche
 
 
@@ -150,7 +176,9 @@ def test_broken_avalanche_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others, "avalanche_is_installed", lambda: True)
     monkeypatch.setitem(sys.modules, "avalanche", None)
     monkeypatch.setitem(sys.modules, "avalanche.benchmarks", None)
-    broken = measure_speed(Plan(device="cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001))
+    broken = measure_speed(
+        Plan("cpu", networks=("mlp",), sizes=(1,), penalties=("none",), seconds=0.001, compiled=False)
+    )
     assert broken.notes[-1].startswith("Avalanche: avalanche-lib is installed, but cannot be imported")
 
 
@@ -177,7 +205,7 @@ def test_tables_show_every_row_and_what_the_dhp_head_costs(found: Findings) -> N
 def test_record_has_all_that_is_needed_to_repeat_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "records" / "today"
     command = ["--device", "cpu", "--networks", "mlp", "--sizes", "1", "--penalties", "none"]
-    command += ["--seconds", "0.001", "--out", str(out)]
+    command += ["--no-compile", "--seconds", "0.001", "--out", str(out)]
     main(command)
     assert "mlp: time of a training step" in capsys.readouterr().out
     record = json.loads((out / "record.json").read_text())
