@@ -3,7 +3,7 @@
 python benchmarks/heads.py growth --data DATA --out DIR      new classes, one pass, with more and more random features
 python benchmarks/heads.py learned --data DATA --out DIR     a memory on features that learn, with penalties and replay
 python benchmarks/heads.py relatives --data DATA --out DIR   DHP beside its relatives on the paper's four benchmarks
-python benchmarks/heads.py cost --device cuda                the step of 80 MLPs with each head, beside the linear one
+python benchmarks/heads.py cost --device cuda                the step of 80 MLPs with each head, and of protection
 python benchmarks/heads.py draw --out DIR                    the figure, from what growth left
 
 Each study prints a Markdown table and leaves DIR/STUDY.json, with every trial. Seeds are those of results (0); the
@@ -13,16 +13,19 @@ settings were chosen with another seed on validation samples.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import Progress as Bar
-from timing import Contestant, hardware, measure
+from timing import Contestant, Timing, hardware, measure
 from workloads import WORKLOADS, engram_loop
 
 import engram
@@ -101,18 +104,38 @@ def accuracy(configs: list[engram.Config], what: str, options: argparse.Namespac
 
 
 def cost(options: argparse.Namespace) -> Rows:
-    """The milliseconds of a step of 80 MLPs with each head, in each round."""
+    """The milliseconds of a step of 80 MLPs with each head, and with protection of what is in force, in each round."""
     device, workload = choose_device(options.device), WORKLOADS["mlp"]
-    heads = [head for head in engram.heads.list() if head != "dhp-uniform"]
+    configs = {}
+    for head in engram.heads.list():
+        if head != "dhp-uniform":
+            changes = {"network": "mlp", "learn_features": head in ("ncm", "slda", "ridge"), "random_features": 0}
+            configs[head] = engram.preset(workload.benchmark, head).replace(**changes, batch_size=workload.batch_size)
+    for method, protect in itertools.product(("dhp+online-ewc", "steady+online-ewc"), ("slow", "in-force")):
+        configs[f"{method} ({protect})"] = engram.preset(workload.benchmark, method, protect=protect)
+    if options.only:
+        configs = {name: configs[name] for name in options.only.split(",")}
     with precision_of("tf32") as dtype:
         contestants = []
-        for head in heads:
-            changes = {"network": "mlp", "learn_features": head in ("ncm", "slda", "ridge"), "random_features": 0}
-            config = engram.preset(workload.benchmark, head).replace(**changes, batch_size=workload.batch_size)
+        for name, config in configs.items():
             learners = workload.learners([(config, k) for k in range(options.models)], device, dtype)
-            contestants.append(Contestant(head, options.models, engram_loop(workload, learners, device, dtype)))
+            contestants.append(Contestant(name, options.models, engram_loop(workload, learners, device, dtype)))
         timings = measure(contestants, options.seconds)
-    return {head: {"ms": [1000 * s for s in t.rounds]} for head, t in zip(heads, timings, strict=True)}
+    return {name: {"ms": [1000 * s for s in t.rounds]} for name, t in zip(configs, timings, strict=True)}
+
+
+def cost_table(rows: Rows) -> str:
+    """The time of each step, over the plain head's, the paper's layer's, and over the same with slow weights protected.
+
+    Each is a lower quartile of rounds in which all take turns, and so are the times in its ratios.
+    """
+    ms = {name: 1000 * Timing(tuple(s / 1000 for s in cells["ms"])).seconds for name, cells in rows.items()}
+    lines = ["| | ms | × linear | × dhp | × slow |", "|---|---:|---:|---:|---:|"]
+    for name, own in ms.items():
+        slow = name.replace("in-force", "slow") if "in-force" in name else ""
+        ratios = [f"{own / ms[other]:.3f}" if other in ms else "–" for other in ("linear", "dhp", slow)]
+        lines.append(f"| {name} | {own:.3f} | " + " | ".join(ratios) + " |")
+    return "\n".join(lines)
 
 
 def table(rows: Rows) -> str:
@@ -160,7 +183,7 @@ def main() -> None:
     parser.add_argument("study", choices=[*studies, "draw"])
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--dataset", default="mnist", choices=DATASETS, help="of learned and relatives")
-    parser.add_argument("--only", help="of relatives: benchmarks, separated by commas")
+    parser.add_argument("--only", help="of relatives: benchmarks, of cost: rows; by commas")
     parser.add_argument("--alone", action="store_true", help="of relatives: not with Online EWC too")
     parser.add_argument("--epochs", type=int, help="of relatives: in place of the paper's")
     parser.add_argument("--models", type=int, default=80, help="of cost: in the stack")
@@ -175,10 +198,15 @@ def main() -> None:
         draw(options.out)
         return
     rows = studies[options.study](options)
-    print(table(rows))
+    print(cost_table(rows) if options.study == "cost" else table(rows))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        about: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "hardware": hardware(options.device)}
+        about: dict[str, Any] = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": shlex.join(["python", *sys.argv]),
+            "hardware": hardware(options.device),
+            "threads": torch.get_num_threads(),
+        }
         text = json.dumps({**about, "versions": versions(), "rows": rows}, indent=1) + "\n"
         write_atomically(options.out / f"{options.study}.json", text.encode())
 
