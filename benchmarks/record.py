@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from contestants import avalanche_is_installed
 from timing import Timing, hardware
-from workloads import PENALTIES, USUAL_PENALTIES, WORKLOADS, Memory
+from workloads import HEADS, PENALTIES, USUAL_PENALTIES, WORKLOADS, Memory
 
 from engram.common.errors import InputError, check_choice
 from engram.common.files import write_atomically
@@ -34,6 +34,7 @@ class Plan:
     networks: tuple[str, ...] = ("mlp", "cnn")
     sizes: tuple[int, ...] = (1, 8, 80)
     penalties: tuple[str, ...] = USUAL_PENALTIES
+    heads: tuple[str, ...] = HEADS  # of stacks of one method
     seconds: float = 1.0  # for each contestant
     compiled: bool = True  # a plain loop by torch.compile too: compiling takes up to a minute
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import shlex
 import sys
 from collections.abc import Callable
@@ -88,8 +89,8 @@ class Bench:
         """By name. On a CPU models go one by one, so a stack of one method would show nothing new."""
         stacks: dict[str, Models] = {}
         if size == 1 or (self.on_gpu and size == max(self.plan.sizes)):
-            for head in workload.heads:
-                for penalty in self.plan.penalties:
+            for head, penalty in itertools.product(self.plan.heads, self.plan.penalties):
+                if head in workload.heads:
                     config = workload.config(head, penalty)
                     stacks[f"engram {head}, {penalty}"] = [(config, trial) for trial in range(size)]
         if size > 1:
