@@ -12,6 +12,7 @@ models are timed alone, beside their floor and a plain loop, and multiplied by t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -205,6 +206,7 @@ def add_steps(columns: Sequence[Column], options: argparse.Namespace, report: Ca
             steps, new = measure_steps(benchmark, settings, options)
             column.steps.append(steps)
             notes += [note for note in new if note not in notes]
+            gc.collect()  # stacks are large
     return notes
 
 
@@ -223,8 +225,8 @@ def table_of(columns: Sequence[Column], notes: Sequence[str]) -> Table:
             (
                 column.name if column.name == TABLE else title_of(column.name),
                 cell(cold.seconds),
-                cell(warm and warm.seconds),
-                *(cell(one and one.start) for one in (cold, warm)),
+                cell(warm.seconds if warm else None),
+                *(cell(one.start if one else None) for one in (cold, warm)),
                 cell((warm or cold).task),
                 cell(column.in_all(lambda one: one.steps * one.stack_ms / 1e3)),
                 cell(column.in_all(lambda one: one.steps * one.floor_ms / 1e3)),

@@ -223,6 +223,8 @@ def plain_loop(
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model(inputs), targets)
 
+    if compiled:
+        torch.compiler.reset()  # after eight networks in one process it would give up and compile nothing
     learn, step = (torch.compile(loss_of), torch.compile(optimizer.step)) if compiled else (loss_of, optimizer.step)
 
     def steps(num_steps: int) -> None:

@@ -75,12 +75,12 @@ def drawing_of(now: Mapping[str, Any], before: Mapping[str, Any] | None = None) 
     kinds["plain loop, steps alone"] = {**plain_times_of(before or {"columns": []}), **plain_times_of(now)}
     names = list(dict.fromkeys(name for times in list(kinds.values())[:-1] for name in times))
     names.sort(key=lambda name: name == TABLE)  # the sum last
-    looks = [{"color": COLOURS["si"]}, {"color": COLOURS["si"], "alpha": 0.45}][: len(kinds) - 1]
+    looks: list[dict[str, Any]] = [{"color": COLOURS["si"]}, {"color": COLOURS["si"], "alpha": 0.45}][: len(kinds) - 1]
     looks.append({"facecolor": "none", "edgecolor": INK, "linewidth": 0.8})  # what Engram did is filled
     figure = new_figure(WIDTH, 0.9 + 0.22 * len(names) * len(kinds))
     axes = figure.subplots()
     longest = max(seconds for times in kinds.values() for seconds in times.values())
-    handles = []
+    handles: list[Any] = []
     rows: list[tuple[Cell, ...]] = []
     for k, ((kind, times), look) in enumerate(zip(kinds.items(), looks, strict=True)):
         known = [(place, name) for place, name in enumerate(names) if name in times]
