@@ -58,6 +58,9 @@ def test_presets_of_a_memory_head() -> None:
 def test_a_penalty_needs_something_to_protect() -> None:
     words = refusal(preset, "split-mnist", "slda+si", learn_features=False)
     assert words == "si has nothing to protect, as slda learns nothing: set learn_features"
+    for rehearsal in ("replay", "joint"):
+        words = refusal(preset, "split-mnist", f"slda+{rehearsal}", learn_features=False)
+        assert words == f"{rehearsal} has nothing to rehearse, as slda learns nothing: set learn_features"
     head = MemoryHead(4, 3, read="lda")
     assert NoPenalty(head).parameters == {}
     with pytest.raises(InputError, match="no trainable slow weights"):

@@ -175,10 +175,10 @@ class Config:
             raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
         if self.penalty is not None and self.strength is None:
             raise InputError(f"the method {self.method} needs a strength, and has none: strength must be above 0")
-        if self.penalty is not None and HEADS.facts(self.head).get("memory") and not self.learn_features:
-            raise InputError(
-                f"{self.penalty} has nothing to protect, as {self.head} learns nothing: set learn_features"
-            )
+        partner = self.penalty or self.rehearsal
+        if partner is not None and HEADS.facts(self.head).get("memory") and not self.learn_features:
+            work = "protect" if self.penalty else "rehearse"
+            raise InputError(f"{partner} has nothing to {work}, as {self.head} learns nothing: set learn_features")
 
     @property
     def head(self) -> str:
