@@ -205,8 +205,8 @@ def choose_device(name: str) -> torch.device:
 def precision_of(name: str) -> Iterator[torch.dtype]:
     """Compute in this precision, with gradients, independent of the caller's settings; yields its type.
 
-    GPUs use TensorFloat-32 in matrix products, and bfloat16 in stacked convolutions, only for "tf32". cuDNN uses deterministic algorithms, so that the same
-    run gives the same numbers.
+    GPUs use TensorFloat-32 in matrix products, and bfloat16 in stacked convolutions, only for "tf32". cuDNN uses
+    deterministic algorithms, so that the same run gives the same numbers.
     """
     check_choice("precision", name, PRECISIONS)
     cudnn = torch.backends.cudnn
