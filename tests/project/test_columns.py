@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ["--set", "dataset=mnist-small", "--set", "max_samples=40", "--set", "epochs=1", "--set", "trials=1"]
 
 
+@pytest.mark.slow
 def test_record_has_all_that_is_needed_to_repeat_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "today"
     command = ["--benchmarks", "split-mnist", "--device", "cpu", *TINY, "--set", "hidden=[4]"]
