@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -562,6 +563,34 @@ def test_a_module_that_cannot_be_mapped_says_why_and_trains_one_by_one(make: typ
     train(OneByOne(others, batches), batches)
     for one, other in zip(learners, others, strict=True):
         assert_untouched(one, other)
+
+
+def test_kernels_that_fail_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that is too small or too old for one of them; Triton's errors are of its own classes."""
+
+    class CompilationError(Exception):
+        pass
+
+    def fail(*_: Any) -> None:
+        raise CompilationError("out of resource: shared memory")
+
+    kernels = ModuleType("kernels")
+    vars(kernels).update(take_step=fail, cross_entropy=fail, multiply=fail, activate=fail, compiled_ahead=nullcontext)
+    monkeypatch.setattr(choose, "load_kernels", lambda dtype: kernels)
+    configs = [config_of("custom", method, epochs=1) for method in ("dhp+si", "finetune")]
+    learners, batches = build(configs)
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped)
+    assert program.kernels is None
+    assert notes == [
+        "Triton's kernels cannot be used here, and a stack is slower without them "
+        "(PyTorch cannot map the model (out of resource: shared memory))"
+    ]
+    train(program, batches)
+    others, batches = build(configs)
+    train(OneByOne(others, batches), batches)
+    for one, other in zip(learners, others, strict=True):
+        assert_close(one, other)
 
 
 class Watching(MAS):

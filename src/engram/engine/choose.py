@@ -11,7 +11,6 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.config.effect import has_effect
 from engram.config.rules import OPTIMIZERS
@@ -58,6 +57,9 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
     for group in architectures(learners):
         reason = None if batches.share_inputs else "its trials do not share one tensor of inputs"
         reason = reason or reason_against_mapping(group, example, kernels, sizes)
+        if reason and kernels and batches.share_inputs and reason_against_mapping(group, example, None) is None:
+            notes.append(f"Triton's kernels cannot be used here, and a stack is slower without them ({reason})")
+            kernels, reason = None, None
         if reason is None and group[0].rehearsal is not None:
             reason = reason_against_rehearsal(group, batches)
         if reason is None:
@@ -172,8 +174,8 @@ def reason_against_mapping(
                     part = (inputs[:, :size].contiguous(), targets[:, :size].contiguous())
                     _section_of_copies(tried, kernels).step(*part, *how)
         losses = section.step(inputs, targets, *how)
-    except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
-        return f"PyTorch cannot map the model ({str(reason).strip().splitlines()[0]})"
+    except Exception as reason:  # of PyTorch, of Triton's compiler, or of the model itself
+        return f"PyTorch cannot map the model ({(str(reason).strip() or type(reason).__name__).splitlines()[0]})"
     for row, model in enumerate(expected):
         names = dict(section.rows.names[row]) | {name: name for name, _ in model.named_buffers()}
         states = ({own: state[name][row] for own, name in names.items()} for state in (before, _state(section)))

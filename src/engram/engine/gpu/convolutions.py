@@ -82,7 +82,7 @@ class StackedBlock(torch.autograd.Function):
     def forward(
         ctx: Any, entered: Tensor, weight: Tensor, bias: Tensor, slope: float, kernels: ModuleType, inner: bool
     ) -> Tensor:
-        dtype = torch.bfloat16 if torch.backends.cuda.matmul.allow_tf32 else weight.dtype
+        dtype = product_type(weight)
         axes, images = weight.shape[:2], channels_last(once(entered), dtype, padded=True)  # of T trials, or of N models
         theta = channels_last(weight.flatten(0, 1), dtype, padded=True)
         pooled, codes = kernels.convolve(images, theta, bias.flatten(0, 1).contiguous(), slope, inner)
@@ -102,6 +102,20 @@ class StackedBlock(torch.autograd.Function):
             by_entered = ctx.kernels.image_slopes(delta, codes, theta, shape, ctx.slope)[..., : ctx.channels]
             by_entered = by_entered.movedim(-1, -3).unflatten(0, ctx.axes)
         return by_entered, by_weight, by_bias, None, None, None
+
+
+def product_type(weight: Tensor) -> torch.dtype:
+    """In which convolutions multiply: bfloat16 where TF32 is allowed, on GPUs that have both.
+
+    Args:
+        weight: of a convolution.
+
+    Example:
+        >>> product_type(torch.zeros(1))
+        torch.float32
+    """
+    has_both = weight.is_cuda and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    return torch.bfloat16 if has_both and torch.backends.cuda.matmul.allow_tf32 else weight.dtype
 
 
 def channels_last(maps: Tensor, dtype: torch.dtype, padded: bool = False) -> Tensor:
