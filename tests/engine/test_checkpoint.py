@@ -19,11 +19,11 @@ from engram import InputError, preset
 from engram.common.errors import Stopped
 from engram.common.tensor_file import write_tensors
 from engram.config.settings import Config
-from engram.engine import checkpoint
+from engram.engine import checkpoint, in_process
 from engram.engine.build import Custom
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
 from engram.engine.learner import Outcome, Outcomes, Progress, Record
-from engram.engine.loop import Position
+from engram.engine.loop import Position, run_stream
 from engram.engine.stacks import Source, StackPlan, plan_stacks
 from engram.engine.training import Runtime, train
 
@@ -61,6 +61,40 @@ def interrupted_at(folder: Path, stop: Callable[[Where], bool], **options: Any) 
 
 
 # --- resumed equals uninterrupted
+
+
+@pytest.mark.parametrize("fitting", [1, 4])
+def test_a_stack_that_no_longer_fits_trains_in_halves(
+    tmp_path: Path, straight: str, monkeypatch: pytest.MonkeyPatch, fitting: int
+) -> None:
+    """As when another program takes some of the GPU's memory after the first task."""
+
+    def run(program: Any, batches: Any, config: Any, position: Any, on_position: Callable[[bool], None]) -> None:
+        def full(task_ended: bool) -> None:
+            on_position(task_ended)
+            if task_ended and len(program.learners) > fitting:
+                raise torch.cuda.OutOfMemoryError("full")
+
+        run_stream(program, batches, config, position, full)
+
+    monkeypatch.setattr(in_process, "run_stream", run)
+    seen: list[Progress] = []
+    assert in_order(learn(tmp_path / "checkpoints", report=seen.append)) == straight
+    said = [progress.note for progress in seen if progress.note and "in two halves" in progress.note]
+    assert said[0].startswith("8 models no longer fit into the GPU's memory")
+    assert len(said) == 8 // fitting - 1
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    monkeypatch.undo()
+    assert in_order(learn(tmp_path / "checkpoints")) == straight, "finished"
+
+
+def test_one_model_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    monkeypatch.setattr(in_process, "run_stream", run)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        learn()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -120,16 +121,36 @@ class StackTraining:
                 self.program, notes = choose_program(self.learners, batches, device)
                 self._note(*notes, *memory_notes(self.learners, batches))
                 self._stop_if_asked()
+                full = False
                 try:
                     run_stream(self.program, batches, self.config, self.position, self._on_position)
+                except torch.cuda.OutOfMemoryError:
+                    if len(plan) == 1:
+                        raise
+                    full = True  # what the error refers to is freed only when this block ends
                 finally:
                     if self.checkpoints is not None:
                         self.checkpoints.join()
+                if full:
+                    self._train_halves()
                 if self.checkpoints is not None:
                     self._try_to_save(partial(self.checkpoints.finish, self.configs, self.outcomes))
             self.position = Position(task=self.config.num_tasks)  # even if all trials diverged before
             self._report(self.config.num_tasks - 1)
         return self.outcomes
+
+    def _train_halves(self) -> None:
+        """Train two stacks of half the size from the start, one after another: no model depends on another."""
+        self._note(
+            f"{len(self.stack.plan)} models no longer fit into the GPU's memory, which other programs may use too: "
+            "they train again from the start, in two halves"
+        )
+        del self.program, self.learners
+        gc.collect()
+        torch.cuda.empty_cache()
+        for half in self.stack.plan.halves:
+            stack = replace(self.stack, plan=half, checkpoints=None)
+            self.outcomes |= StackTraining(stack, self.report, self.stop_asked).run()
 
     def _resume(self, saved: Checkpoint, batches: Batches) -> None:
         position = saved.restore(self.learners, self.stack.plan.keys)

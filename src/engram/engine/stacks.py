@@ -184,6 +184,15 @@ class StackPlan:
         """In the order of the stack: trial after trial."""
         return [(label, trial) for trial in self.trials for label in self.labels]
 
+    @property
+    def halves(self) -> tuple[StackPlan, StackPlan]:
+        """Two plans with half of the trials each, or of the configs if there is one trial."""
+        if len(self.trials) > 1:
+            middle = len(self.trials) // 2
+            return StackPlan(self.labels, self.trials[:middle]), StackPlan(self.labels, self.trials[middle:])
+        middle = len(self.labels) // 2
+        return StackPlan(self.labels[:middle], self.trials), StackPlan(self.labels[middle:], self.trials)
+
 
 def plan_stacks(configs: Mapping[str, Config], limit: int | None) -> list[StackPlan]:
     """Divide configs that learn the same tasks into stacks of at most `limit` models.
