@@ -583,14 +583,37 @@ def test_kernels_that_fail_are_done_without(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(program, Mapped)
     assert program.kernels is None
     assert notes == [
-        "Triton's kernels cannot be used here, and a stack is slower without them "
-        "(PyTorch cannot map the model (out of resource: shared memory))"
+        "dhp+si, finetune: train without Triton's kernels, which takes longer, "
+        "because PyTorch cannot map the model (out of resource: shared memory)"
     ]
     train(program, batches)
     others, batches = build(configs)
     train(OneByOne(others, batches), batches)
     for one, other in zip(learners, others, strict=True):
         assert_close(one, other)
+
+
+def test_a_lack_of_memory_is_no_reason_against_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    monkeypatch.setattr(choose.Section, "step", full)
+    learners, batches = build([config_of("custom", "finetune")])
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        choose_program(learners, batches, GPU)
+
+
+def test_kernels_are_compiled_for_one_batch_of_each_kind() -> None:
+    stream = custom_stream(num_train=21, more=7, shape=(1, 4, 4))  # tasks of 21 samples and more
+    batches = Batches([0], [stream], 0, torch.float32)
+    samples = [len(task.train) for task in stream]
+    assert len(set(samples)) > 1
+    for largest in (5, 8, 16, 20):
+        kinds = {(size, size % 16 == 0) for size in choose._sizes(batches, largest)}
+        assert (largest, largest % 16 == 0) in kinds
+        assert {size for size, _ in kinds} <= {largest, *(number % largest for number in samples)} - {0}
+    same = Batches([0], [custom_stream(num_train=21, more=0, shape=(1, 4, 4))], 0, torch.float32)
+    assert choose._sizes(same, 16) == [5, 16]
 
 
 class Watching(MAS):

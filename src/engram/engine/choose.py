@@ -52,29 +52,32 @@ def choose_program(learners: Sequence[Learner], batches: Batches, device: torch.
     first = batches.tasks(0)[0].train[slice(learners[0].config.batch_size)]
     example = (read_inputs(first.inputs, dtype=batches.dtype), first.targets)
     sizes = _sizes(batches, len(first))
-    alike: list[list[Learner]] = []
+    alike: list[tuple[list[Learner], ModuleType | None]] = []  # with the kernels that they can use
     alone: list[Learner] = []
     for group in architectures(learners):
+        methods = ", ".join(dict.fromkeys(learner.config.method for learner in group))
+        usable = kernels
         reason = None if batches.share_inputs else "its trials do not share one tensor of inputs"
         reason = reason or reason_against_mapping(group, example, kernels, sizes)
         if reason and kernels and batches.share_inputs and reason_against_mapping(group, example, None) is None:
-            notes.append(f"Triton's kernels cannot be used here, and a stack is slower without them ({reason})")
-            kernels, reason = None, None
+            notes.append(f"{methods}: train without Triton's kernels, which takes longer, because {reason}")
+            usable, reason = None, None
         if reason is None and group[0].rehearsal is not None:
             reason = reason_against_rehearsal(group, batches)
         if reason is None:
-            alike.append(group)
+            alike.append((group, usable))
         else:
-            methods = ", ".join(dict.fromkeys(learner.config.method for learner in group))
             notes.append(f"{methods}: cannot be stacked and train one by one, because {reason}")
             alone += group
     programs: list[Program] = []
-    # Rehearsals apart: if their steps cannot be captured, those of the others still are.
-    usual = [group for group in alike if group[0].rehearsal is None]
-    joint = [group for group in alike if group[0].rehearsal is not None and group[0].rehearsal.whole_stream]
-    rehearsing = [group for group in alike if group not in (*usual, *joint)]
-    programs += [Mapped(groups, batches, kernels) for groups in (usual, rehearsing) if groups]
-    programs += [JointMapped([group], batches, kernels) for group in joint]
+    for usable in dict.fromkeys(usable for _, usable in alike):
+        groups = [group for group, own in alike if own is usable]
+        # Rehearsals apart: if their steps cannot be captured, those of the others still are.
+        usual = [group for group in groups if group[0].rehearsal is None]
+        joint = [group for group in groups if group[0].rehearsal is not None and group[0].rehearsal.whole_stream]
+        rehearsing = [group for group in groups if group not in (*usual, *joint)]
+        programs += [Mapped(some, batches, usable) for some in (usual, rehearsing) if some]
+        programs += [JointMapped([group], batches, usable) for group in joint]
     if alone:
         programs.append(OneByOne(alone, batches))
     program: Program = programs[0] if len(programs) == 1 else SideBySide(programs)
@@ -174,6 +177,8 @@ def reason_against_mapping(
                     part = (inputs[:, :size].contiguous(), targets[:, :size].contiguous())
                     _section_of_copies(tried, kernels).step(*part, *how)
         losses = section.step(inputs, targets, *how)
+    except torch.cuda.OutOfMemoryError:  # which says nothing about the model
+        raise
     except Exception as reason:  # of PyTorch, of Triton's compiler, or of the model itself
         return f"PyTorch cannot map the model ({(str(reason).strip() or type(reason).__name__).splitlines()[0]})"
     for row, model in enumerate(expected):

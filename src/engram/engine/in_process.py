@@ -117,12 +117,11 @@ class StackTraining:
                 if saved is not None:
                     self._resume(saved, batches)
                 self.outcomes = dict(zip(plan.keys, (learner.outcome for learner in self.learners), strict=True))
-                device = choose_device(builder.device_name)
-                self.program, notes = choose_program(self.learners, batches, device)
-                self._note(*notes, *memory_notes(self.learners, batches))
-                self._stop_if_asked()
                 full = False
                 try:
+                    self.program, notes = choose_program(self.learners, batches, choose_device(builder.device_name))
+                    self._note(*notes, *memory_notes(self.learners, batches))
+                    self._stop_if_asked()
                     run_stream(self.program, batches, self.config, self.position, self._on_position)
                 except torch.cuda.OutOfMemoryError:
                     if len(plan) == 1:
@@ -145,7 +144,8 @@ class StackTraining:
             f"{len(self.stack.plan)} models no longer fit into the GPU's memory, which other programs may use too: "
             "they train again from the start, in two halves"
         )
-        del self.program, self.learners
+        vars(self).pop("program", None)
+        self.learners = []
         gc.collect()
         torch.cuda.empty_cache()
         for half in self.stack.plan.halves:

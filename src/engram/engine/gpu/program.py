@@ -221,6 +221,7 @@ class Mapped:
         return self.parts[first, last]
 
     # --- looking ------------------------------------------------------------------------------------------------
+
     def dynamics(self) -> Tensor:
         return torch.cat([section.dynamics() for section in self.sections])
 
