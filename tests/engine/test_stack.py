@@ -738,6 +738,23 @@ def test_a_penalty_s_own_importance_is_right_in_a_stack(make: list[Callable[[nn.
     assert [*notes[1:], *program.notes] == []  # the first is about Triton
 
 
+class Overflowing(MAS):
+    """Importances that are not finite, though the weights are."""
+
+    @classmethod
+    def importance(cls, model, parameters, state, settings, batches, classes=None) -> dict[str, Tensor]:
+        return {name: torch.full_like(theta, float("inf")) for name, theta in parameters.items()}
+
+
+def test_a_model_of_a_stack_diverges_if_its_importances_are_not_finite() -> None:
+    learners, batches = with_penalties([lambda m: Overflowing(m, strength=0.5)])
+    program, _ = choose_program(learners, batches, GPU)
+    assert isinstance(program, Mapped)
+    train(program, batches)
+    overflowing = [isinstance(learner.penalty, Overflowing) for learner in learners]
+    assert [not learner.learning for learner in learners] == overflowing
+
+
 def test_learners_are_grouped_by_what_can_be_called_as_one() -> None:
     base = config_of("split", "finetune", trials=1)
     configs = [

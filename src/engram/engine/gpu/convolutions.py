@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engram.engine.inspection import Link
 from engram.nn.modules import mapped
 
-MOST_CHANNELS = 512  # of a convolution's output: of more, the kernels could not hold the weights
+MOST_CHANNELS = 512  # of a convolution's output; the kernels cannot hold the weights of more
 
 
 def fuse_convolutions(chain: Sequence[Link], kernels: ModuleType) -> None:

@@ -64,6 +64,6 @@ def _compile(launch: tuple[Any, ...]) -> None:
     compiled, grid, arguments, options = launch
     if not isinstance(compiled, triton.JITFunction):  # Triton's interpreter compiles nothing
         return
-    with suppress(Exception):  # a launch will tell
+    with suppress(Exception):  # the launch itself will fail too, and say why
         torch.cuda.set_device(next(argument.device for argument in arguments if isinstance(argument, Tensor)))
         compiled.warmup(*arguments, grid=grid, **options).run  # noqa: B018 - asking for it compiles the launcher
