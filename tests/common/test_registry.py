@@ -28,6 +28,12 @@ def test_registered_function_is_found_with_its_facts(registry: Registry) -> None
     assert registry.facts("hammer") == {"weight": 2}
 
 
+@pytest.mark.parametrize("settings", [["length"], {"length": "length"}])
+def test_settings_of_the_same_names_may_be_a_list(registry: Registry, settings: object) -> None:
+    registry.register("saw", settings=settings)(print)
+    assert registry.facts("saw")["settings"] == {"length": "length"}
+
+
 def test_unknown_name_is_refused_with_the_choices(registry: Registry) -> None:
     registry.register("hammer")(print)
     with pytest.raises(InputError, match=r"^there is no tool 'hamer' \(did you mean hammer\?\), only hammer$"):

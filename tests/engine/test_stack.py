@@ -261,6 +261,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "steady, alpha held too, gradient": {**STEADY, "regularize_alpha": True, "penalty_step": "gradient"},
     "scaled and learned": {**STEADY, "trace_gradient": True, "learn_eta": True, "trace_centred": False},
     "in force, as in the paper": {"protect": "in-force", "alpha_init": 0.5},
+    "published initial weights": {**STEADY, "head_init": "published"},
     "examined only": {**STEADY, "mask_training": False, "examine": "validation"},
     "he": {**STEADY, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3},
 }

@@ -372,3 +372,47 @@ def test_a_memory_that_was_not_read_since_is_not_exported(name: str) -> None:
     head.settle()
     exported = torch.export.export(head, (inputs,)).module()
     torch.testing.assert_close(exported(inputs), head(inputs))
+
+
+# --- initial weights
+
+
+SLOW = [name for name in HEADS if name != "cope"]  # which has prototypes alone
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_published_weights_are_the_linear_ones_in_another_range(name: str) -> None:
+    """From the same random numbers, so that trials stay paired: U(±1/√m) times √(m/C) is U(±1/√C)."""
+    settings = {"learn_features": True} if name in REMEMBER else {}
+    torch.manual_seed(0)
+    linear = engram.heads.create(name, 64, C, **settings)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    published = engram.heads.create(name, 64, C, head_init="published", **settings)
+    assert torch.equal(torch.rand(1), after)
+    torch.testing.assert_close(published.weight, linear.weight * (64 / C) ** 0.5)
+    assert 0.95 * C**-0.5 < published.weight.abs().max() <= C**-0.5
+    assert "head_init='published'" in repr(published)
+    assert "head_init" not in repr(linear)
+    for other in set(dict(linear.named_parameters())) - {"weight", "extra"}:
+        assert torch.equal(linear.get_parameter(other), published.get_parameter(other)), other
+
+
+def test_both_sets_of_weights_of_a_matched_head_are_published_ones() -> None:
+    head = engram.heads.create("matched", 400, 10, head_init="published", trace=2.0)
+    assert 0.95 * 10**-0.5 < 2 * head.extra.abs().max() <= 10**-0.5
+
+
+def test_new_classes_start_in_the_range_of_all() -> None:
+    head = engram.heads.create("linear", 400, 10, head_init="published")
+    before = head.weight.clone()
+    head.grow(100)
+    assert torch.equal(head.weight[:10], before)
+    assert 0.095 < head.weight[10:].abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_an_unknown_initialisation_is_refused(name: str) -> None:
+    settings = {"learn_features": True} if name in REMEMBER else {}
+    with pytest.raises(InputError, match="there is no head_init 'wide', only linear, published"):
+        engram.heads.create(name, 4, 3, head_init="wide", **settings)

@@ -2,7 +2,7 @@
 
 A file of a room registers what it defines, at its top level:
 
-    @PENALTIES.register("si", settings={"xi": "xi"})
+    @PENALTIES.register("si", settings=["xi"])
     class SI(Penalty): ...
 
 Another package registers through an entry point, which names the module that holds such a registration:
@@ -69,7 +69,8 @@ class Registry:
 
         Args:
             name: lower-case letters and digits, with dashes between words; it may end in "++".
-            facts: what can be asked about it by `facts`. In the package's own files each is a literal.
+            facts: what can be asked about it by `facts`. In the package's own files each is a literal. `settings`, by
+                name of the argument that gets it, may be a list where the names are the same.
 
         Example:
             >>> tools = Registry("tool", "engram.common", "engram.tools")
@@ -86,7 +87,7 @@ class Registry:
             if there is not None and _path(there.make) != _path(make):
                 both = f"{_path(there.make)} and {_path(make)}"
                 raise InputError(f"the {self.kind} {name} is registered twice, by {both}")
-            self._registered[name] = Registration(name, make, facts)
+            self._registered[name] = Registration(name, make, _named(facts))
             return make
 
         return add
@@ -158,7 +159,13 @@ def _literals(arguments: str) -> tuple[str, dict[str, Any]]:
     call = ast.parse(f"register({arguments})", mode="eval").body
     assert isinstance(call, ast.Call)
     facts = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    return ast.literal_eval(call.args[0]), facts
+    return ast.literal_eval(call.args[0]), _named(facts)
+
+
+def _named(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts with a dict of settings, where they were given as a list."""
+    settings = facts.get("settings")
+    return {**facts, "settings": dict(zip(settings, settings, strict=True))} if isinstance(settings, list) else facts
 
 
 def _path(make: Callable[..., Any]) -> str:

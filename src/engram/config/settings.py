@@ -99,6 +99,8 @@ class Config:
     trace_scale: float | None = setting(POSITIVE, default=None, stage="head", agree="section")
     # Write each class's mean minus the mean over all classes of the batch.
     trace_centred: bool = setting(default=False, stage="head", agree="section")
+    # How slow weights start: U(±1/√features), as in nn.Linear; or U(±1/√classes), as the paper's author published it.
+    head_init: str = setting(default="linear", stage="head", choices=one_of("linear", "published"))
     # The head of methods that name none.
     baseline_head: str = setting(default="matched", stage="head", agree="section", choices=baseline_heads)
     # The constant in place of a trace in the matched head.

@@ -1,7 +1,8 @@
-"""The classes of an output layer: targets, the outputs that take part in a task, and layers that get more classes."""
+"""The classes of an output layer: targets, the outputs of a task, initial weights, and layers that get more classes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Integral
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, check_choice
 
 CLASS_NUMBER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -88,6 +89,28 @@ def masked_classes(classes: tuple[int, ...], num_classes: int, device: torch.dev
         others = torch.ones(num_classes, dtype=torch.bool)
         others[list(classes)] = False
         return others.to(device)
+
+
+HEAD_INITS = ("linear", "published")
+
+
+@torch.no_grad()
+def draw_slow_weights(weight: Tensor, head_init: str) -> None:
+    """Draw the initial slow weights of an output layer, U(±1/√m) or U(±1/√C), from the same random numbers.
+
+    Args:
+        weight: θ (C, m), which is overwritten.
+        head_init: "linear" for ±1/√m, as `torch.nn.Linear` does; "published" for ±1/√C, as the paper's author
+            published the layer: its weight has the shape (m, C), whose second axis PyTorch takes for the inputs.
+
+    Example:
+        >>> draw_slow_weights(head.weight, "published")
+    """
+    check_choice("head_init", head_init, HEAD_INITS)
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if head_init == "published":
+        num_classes, num_features = weight.shape
+        weight.mul_(math.sqrt(num_features / num_classes))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError, NotFiniteError, check_choice
 from engram.common.registry import HEADS
 from engram.nn import trace
-from engram.nn.classes import check_range, check_targets, grow_rows
+from engram.nn.classes import check_range, check_targets, draw_slow_weights, grow_rows
 from engram.nn.distributed import Ranks, ranks_of_call
 from engram.nn.modules import as_linear, mapped, shown_settings
 
@@ -46,16 +46,17 @@ def algorithm_1(
 
 @HEADS.register(
     "dhp",
-    settings={
-        "eta": "eta",
-        "alpha": "alpha",
-        "eta_range": "eta_range",
-        "alpha_init": "alpha_init",
-        "learn_eta": "learn_eta",
-        "trace_gradient": "trace_gradient",
-        "trace_scale": "trace_scale",
-        "trace_centred": "trace_centred",
-    },
+    settings=[
+        "eta",
+        "alpha",
+        "eta_range",
+        "alpha_init",
+        "learn_eta",
+        "trace_gradient",
+        "trace_scale",
+        "trace_centred",
+        "head_init",
+    ],
 )
 class DHPSoftmax(nn.Module):
     """A softmax output layer with Differentiable Hebbian Plasticity.
@@ -69,8 +70,7 @@ class DHPSoftmax(nn.Module):
     every gradient, as if one process had seen the whole batch.
 
     Eq. 3 is a weighted mean where η lies in [0, 1]: if the optimizer has stepped outside, η is projected back onto that
-    interval before the next training batch (until then `.eta` shows where it stepped). `eta_range="unbounded"` is the
-    paper's literal form, without that projection.
+    interval before the next training batch (until then `.eta` shows it). `eta_range="unbounded"` leaves it.
 
     Args:
         in_features: number m of hidden units.
@@ -85,10 +85,10 @@ class DHPSoftmax(nn.Module):
         trace_scale: the root mean square to which the trace of each class is scaled when it is read; None reads it as
             it was written (Eq. 2).
         trace_centred: whether each class writes its mean activation minus the mean over the classes of the batch.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Shape:
-        hidden (B, m) and target (B,) of class numbers → logits (B, C). Like the paper's, the layer has no
-        bias.
+        hidden (B, m) and target (B,) of class numbers → logits (B, C). Like the paper's, the layer has no bias.
 
     Example:
         >>> head = DHPSoftmax(512, 10)
@@ -117,6 +117,7 @@ class DHPSoftmax(nn.Module):
         trace_gradient: bool = True,
         trace_scale: float | None = None,
         trace_centred: bool = False,
+        head_init: str = "linear",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -146,12 +147,13 @@ class DHPSoftmax(nn.Module):
         self.trace_gradient = trace_gradient
         self.trace_scale = trace_scale
         self.trace_centred = trace_centred
+        self.head_init = head_init
         self.check_values = True  # on a CPU, whether a batch's values are checked before the trace is written
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Slow weights as in `torch.nn.Linear`, α = alpha_init · U(0, 1), η as given, and an empty trace."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        """Slow weights as `head_init` says, α = alpha_init · U(0, 1), η as given, and an empty trace."""
+        draw_slow_weights(self.weight, self.head_init)
         nn.init.uniform_(self.alpha, 0, self.alpha_init)
         nn.init.constant_(self.eta, self.initial_eta)
         nn.init.zeros_(self.hebb)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
-from engram.nn.classes import grow_rows
+from engram.nn.classes import draw_slow_weights, grow_rows
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.modules import as_linear, shown_settings
 
@@ -62,7 +62,7 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     return make(in_features, out_features, **settings)
 
 
-@HEADS.register("linear", baseline=True, settings={"bias": "head_bias"})
+@HEADS.register("linear", baseline=True, settings={"bias": "head_bias", "head_init": "head_init"})
 class LinearSoftmax(nn.Linear):
     """The ordinary softmax layer:  z = θ h + b, by default without b, as the paper's layer has none.
 
@@ -70,13 +70,22 @@ class LinearSoftmax(nn.Linear):
         in_features: number m of hidden units.
         out_features: number C of classes.
         bias: whether there is a b.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> logits = LinearSoftmax(512, 10)(torch.rand(64, 512))
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False):
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, head_init: str = "linear"):
+        self.head_init = head_init  # before PyTorch's layer draws its weights
         super().__init__(in_features, out_features, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """θ as `head_init` says, and b as in `torch.nn.Linear`."""
+        draw_slow_weights(self.weight, self.head_init)
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_features)
+            nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         """Logits (B, C) of hidden activations (B, m); the targets are ignored."""
@@ -110,8 +119,11 @@ class LinearSoftmax(nn.Linear):
         """
         return as_linear(self.weight, self.bias).train(self.training)
 
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.head_init == "linear" else f", head_init={self.head_init!r}")
 
-@HEADS.register("matched", baseline=True, settings={"trace": "baseline_trace"})
+
+@HEADS.register("matched", baseline=True, settings={"trace": "baseline_trace", "head_init": "head_init"})
 class MatchedSoftmax(nn.Module):
     """The paper's baseline, as large as the plastic layer by a second set of slow weights:  z = (θ + c θ′) h.
 
@@ -122,6 +134,7 @@ class MatchedSoftmax(nn.Module):
         in_features: number m of hidden units.
         out_features: number C of classes.
         trace: c > 0. θ′ starts smaller by this factor, so that the initial weights do not depend on it.
+        head_init: how θ and c θ′ start: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> logits = MatchedSoftmax(512, 10)(torch.rand(64, 512))
@@ -129,7 +142,7 @@ class MatchedSoftmax(nn.Module):
 
     plastic_parameters = ()  # θ′ is as slow as θ
 
-    def __init__(self, in_features: int, out_features: int, *, trace: float = 1.0):
+    def __init__(self, in_features: int, out_features: int, *, trace: float = 1.0, head_init: str = "linear"):
         super().__init__()
         if not trace > 0:
             raise InputError(f"trace must be above 0, not {trace}")
@@ -138,14 +151,15 @@ class MatchedSoftmax(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.trace = trace
+        self.head_init = head_init
         self.weight = nn.Parameter(torch.empty(out_features, in_features))  # θ
         self.extra = nn.Parameter(torch.empty(out_features, in_features))  # θ′
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both sets of weights as in `torch.nn.Linear`, and the second divided by c."""
+        """Both sets of weights as `head_init` says, and the second divided by c."""
         for parameter in (self.weight, self.extra):
-            nn.init.kaiming_uniform_(parameter, a=math.sqrt(5))
+            draw_slow_weights(parameter, self.head_init)
         with torch.no_grad():
             self.extra.div_(self.trace)
 
@@ -202,15 +216,16 @@ class MatchedSoftmax(nn.Module):
 @HEADS.register(
     "dhp-uniform",
     listed=False,
-    settings={
-        "eta": "eta",
-        "eta_range": "eta_range",
-        "alpha_init": "alpha_init",
-        "learn_eta": "learn_eta",
-        "trace_gradient": "trace_gradient",
-        "trace_scale": "trace_scale",
-        "trace_centred": "trace_centred",
-    },
+    settings=[
+        "eta",
+        "eta_range",
+        "alpha_init",
+        "learn_eta",
+        "trace_gradient",
+        "trace_scale",
+        "trace_centred",
+        "head_init",
+    ],
 )
 def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoftmax:
     """The DHP Softmax with one plasticity coefficient that all synapses share:  z = (θ + α Hebb) h,  α ().
@@ -226,7 +241,12 @@ def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoft
     return DHPSoftmax(in_features, out_features, alpha="uniform", **settings)
 
 
-@HEADS.register("steady", listed=False, settings={"alpha": "alpha"}, preset={"protect": "in-force"})
+@HEADS.register(
+    "steady",
+    listed=False,
+    settings=["alpha", "head_init"],
+    preset={"protect": "in-force"},
+)
 def steady(
     in_features: int,
     out_features: int,
@@ -235,6 +255,7 @@ def steady(
     alpha: str = "synapse",
     alpha_init: float = 0.1,
     trace_scale: float = 2.0,
+    head_init: str = "linear",
 ) -> DHPSoftmax:
     """The steady trace: the form of the DHP Softmax in which it helps, with a penalty that protects what is in force.
 
@@ -249,11 +270,20 @@ def steady(
         alpha: "synapse" or "uniform".
         alpha_init: α starts at alpha_init · U(0, 1).
         trace_scale: s, the root mean square at which the trace of each class is read.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> head = engram.heads.create("steady", 512, 10)
     """
-    form: dict[str, Any] = {"learn_eta": False, "trace_gradient": False, "trace_centred": True}
     return DHPSoftmax(
-        in_features, out_features, eta=eta, alpha=alpha, alpha_init=alpha_init, trace_scale=trace_scale, **form
+        in_features,
+        out_features,
+        eta=eta,
+        alpha=alpha,
+        alpha_init=alpha_init,
+        learn_eta=False,
+        trace_gradient=False,
+        trace_scale=trace_scale,
+        trace_centred=True,
+        head_init=head_init,
     )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
 from engram.nn import memory
+from engram.nn.classes import draw_slow_weights
 from engram.nn.distributed import add_over_ranks, ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear, is_exported, is_mapped
@@ -42,6 +43,7 @@ class MemoryHead(Head):
         read: "nearest-mean", "lda" or "ridge".
         shrinkage: ε in [0, 1], of "lda" and "ridge"; None for `memory.usual_shrinkage`, which falls as samples come.
         learn_features: whether θ is there, to train the features in front.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
     """
 
     sums = ("count", "total", "moment")
@@ -61,6 +63,7 @@ class MemoryHead(Head):
         read: str,
         shrinkage: float | None = None,
         learn_features: bool = False,
+        head_init: str = "linear",
         **psi: Any,
     ):
         super().__init__(in_features, out_features)
@@ -68,6 +71,7 @@ class MemoryHead(Head):
         if shrinkage is not None and not (isinstance(shrinkage, Real) and 0 <= shrinkage <= 1):
             raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
         self.kind, self.shrinkage, self.learn_features = read, shrinkage, learn_features
+        self.head_init = head_init
         self.settled = False  # as `unread` says it, for an exporter, who cannot look into a tensor
         self.psi = Psi(in_features, **psi)
         k = self.psi.out_features
@@ -89,9 +93,9 @@ class MemoryHead(Head):
         return ("count", "total", "read_weight", "read_bias", *(("weight",) if self.weight is not None else ()))
 
     def reset_parameters(self) -> None:
-        """An empty memory, and θ as in `torch.nn.Linear`. R stays as it was drawn."""
+        """An empty memory, and θ as `head_init` says. R stays as it was drawn."""
         if self.weight is not None:
-            nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+            draw_slow_weights(self.weight, self.head_init)
         for name in ("count", "total", "moment", "read_weight", "unread"):
             if getattr(self, name) is not None:
                 getattr(self, name).zero_()
@@ -218,13 +222,7 @@ class MemoryHead(Head):
     "ncm",
     memory=True,
     listed=False,
-    settings={
-        "learn_features": "learn_features",
-        "normalised": "normalised",
-        "random_features": "random_features",
-        "random_window": "random_window",
-        "top_k": "top_k",
-    },
+    settings=["learn_features", "normalised", "random_features", "random_window", "top_k", "head_init"],
 )
 def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
     """The class with the nearest mean, as in iCaRL:  z_c = 2 μ_cᵀ ψ − ‖μ_c‖².
@@ -244,14 +242,7 @@ def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
     "slda",
     memory=True,
     listed=False,
-    settings={
-        "learn_features": "learn_features",
-        "normalised": "normalised",
-        "random_features": "random_features",
-        "random_window": "random_window",
-        "top_k": "top_k",
-        "shrinkage": "shrinkage",
-    },
+    settings=["learn_features", "normalised", "random_features", "random_window", "top_k", "shrinkage", "head_init"],
 )
 def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     """Streaming linear discriminant analysis (Hayes & Kanan 2020):  z_c = μ_cᵀ Λ ψ − ½ μ_cᵀ Λ μ_c.
@@ -273,14 +264,7 @@ def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     "ridge",
     memory=True,
     listed=False,
-    settings={
-        "learn_features": "learn_features",
-        "normalised": "normalised",
-        "random_features": "random_features",
-        "random_window": "random_window",
-        "top_k": "top_k",
-        "shrinkage": "shrinkage",
-    },
+    settings=["learn_features", "normalised", "random_features", "random_window", "top_k", "shrinkage", "head_init"],
 )
 def ridge(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     """Ridge regression to one-hot targets, with an intercept, as in RanPAC (2023):  z = ȳ + Wᵀ (ψ − ψ̄).

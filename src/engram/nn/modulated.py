@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.nn import trace, writing
+from engram.nn.classes import draw_slow_weights
 from engram.nn.distributed import ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear
@@ -27,6 +28,7 @@ class ModulatedTrace(Head):
         in_features: number m of features.
         out_features: number C of classes.
         alpha_init: α starts at alpha_init · U(0, 1).
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
     """
 
     plastic_parameters: tuple[str, ...] = ("alpha", "gate", "gate_bias")
@@ -37,11 +39,12 @@ class ModulatedTrace(Head):
     gate_bias: nn.Parameter  # b ()
     hebb: Tensor  # M (C, m)
 
-    def __init__(self, in_features: int, out_features: int, alpha_init: float):
+    def __init__(self, in_features: int, out_features: int, alpha_init: float, head_init: str):
         super().__init__(in_features, out_features)
         if not (math.isfinite(alpha_init) and alpha_init >= 0):
             raise InputError(f"alpha_init must be at least 0, not {alpha_init}")
         self.alpha_init = alpha_init
+        self.head_init = head_init
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.alpha = nn.Parameter(torch.empty(out_features, in_features))
         self.gate = nn.Parameter(torch.empty(in_features))
@@ -49,8 +52,8 @@ class ModulatedTrace(Head):
         self.register_buffer("hebb", torch.empty(out_features, in_features))
 
     def reset_parameters(self) -> None:
-        """θ as in `torch.nn.Linear`, α = alpha_init · U(0, 1), w as a row of such a layer, b = 0, an empty trace."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        """θ as `head_init` says, α = alpha_init · U(0, 1), w as a row of `torch.nn.Linear`, b = 0, an empty trace."""
+        draw_slow_weights(self.weight, self.head_init)
         nn.init.uniform_(self.alpha, 0, self.alpha_init)
         bound = 1 / math.sqrt(self.in_features)
         nn.init.uniform_(self.gate, -bound, bound)
@@ -93,7 +96,7 @@ class ModulatedTrace(Head):
         return as_linear(trace.plastic_weight(self.weight, self.alpha, self.hebb)).train(self.training)
 
 
-@HEADS.register("neuromodulated", listed=False, settings={"alpha_init": "alpha_init"})
+@HEADS.register("neuromodulated", listed=False, settings=["alpha_init", "head_init"])
 class Neuromodulated(ModulatedTrace):
     """A trace that the network gates with a signal of its own (simple neuromodulation).
 
@@ -106,14 +109,15 @@ class Neuromodulated(ModulatedTrace):
         in_features: number m of features.
         out_features: number C of classes.
         alpha_init: α starts at alpha_init · U(0, 1).
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> head = Neuromodulated(512, 10)
         >>> logits = head(torch.rand(64, 512), torch.randint(10, (64,)))
     """
 
-    def __init__(self, in_features: int, out_features: int, *, alpha_init: float = 0.01):
-        super().__init__(in_features, out_features, alpha_init)
+    def __init__(self, in_features: int, out_features: int, *, alpha_init: float = 0.01, head_init: str = "linear"):
+        super().__init__(in_features, out_features, alpha_init, head_init)
         self.reset_parameters()
 
     def written(self, hidden: Tensor, target: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class Neuromodulated(ModulatedTrace):
         return writing.clipped_sum(trace.before_batch(self.hebb), mean, LARGEST)
 
 
-@HEADS.register("retroactive", listed=False, settings={"alpha_init": "alpha_init", "eta": "eta"})
+@HEADS.register("retroactive", listed=False, settings=["alpha_init", "eta", "head_init"])
 class Retroactive(ModulatedTrace):
     """A trace that is written from an eligibility trace, so that the network's signal gates what was before it.
 
@@ -136,6 +140,7 @@ class Retroactive(ModulatedTrace):
         out_features: number C of classes.
         alpha_init: α starts at alpha_init · U(0, 1).
         eta: the initial rate η of the eligibility trace.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> head = Retroactive(512, 10)
@@ -147,8 +152,16 @@ class Retroactive(ModulatedTrace):
     eta: nn.Parameter  # η ()
     eligibility: Tensor  # E (C, m)
 
-    def __init__(self, in_features: int, out_features: int, *, alpha_init: float = 0.01, eta: float = 1e-3):
-        super().__init__(in_features, out_features, alpha_init)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        alpha_init: float = 0.01,
+        eta: float = 1e-3,
+        head_init: str = "linear",
+    ):
+        super().__init__(in_features, out_features, alpha_init, head_init)
         if not 0 <= eta <= 1:
             raise InputError(f"eta must lie in [0, 1], not {eta}")
         self.initial_eta = eta

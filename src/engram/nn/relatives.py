@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.nn import writing
+from engram.nn.classes import draw_slow_weights
 from engram.nn.distributed import ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear
 from engram.nn.psi import Readout
 
 
-@HEADS.register("hebbian-softmax", listed=False)
+@HEADS.register("hebbian-softmax", listed=False, settings=["head_init"])
 class HebbianSoftmax(Head):
     """The Hebbian Softmax (Rae et al. 2018): while a class is rare, its weights are the mean of its activations.
 
@@ -34,6 +35,7 @@ class HebbianSoftmax(Head):
         out_features: number C of classes.
         slowest_rate: γ in [0, 1].
         rare_until: T, the samples of a class after which only the gradient moves its weights.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> head = HebbianSoftmax(512, 10)
@@ -45,12 +47,21 @@ class HebbianSoftmax(Head):
     pending: Tensor  # h̄ (C, m) of the last batch
     added: Tensor  # k (C, 1) of the last batch; 0 when it is written
 
-    def __init__(self, in_features: int, out_features: int, *, slowest_rate: float = 0.01, rare_until: float = 500):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        slowest_rate: float = 0.01,
+        rare_until: float = 500,
+        head_init: str = "linear",
+    ):
         super().__init__(in_features, out_features)
         if not 0 <= slowest_rate <= 1:
             raise InputError(f"slowest_rate must lie in [0, 1], not {slowest_rate}")
         self.slowest_rate = slowest_rate
         self.rare_until = rare_until
+        self.head_init = head_init
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.register_buffer("count", torch.empty(out_features, 1))
         self.register_buffer("pending", torch.empty(out_features, in_features))
@@ -58,8 +69,8 @@ class HebbianSoftmax(Head):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Slow weights as in `torch.nn.Linear`, and nothing written yet."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        """Slow weights as `head_init` says, and nothing written yet."""
+        draw_slow_weights(self.weight, self.head_init)
         for buffer in (self.count, self.pending, self.added):
             nn.init.zeros_(buffer)
 
@@ -143,7 +154,7 @@ class Keys(nn.Module):
         return torch.cat([hidden, self.of(hidden)], dim=-1)
 
 
-@HEADS.register("fast-weights", listed=False)
+@HEADS.register("fast-weights", listed=False, settings=["head_init"])
 class FastWeights(Head):
     """Hebbian fast weights beside the slow ones (Munkhdalai & Trischler 2018).
 
@@ -157,6 +168,7 @@ class FastWeights(Head):
         in_features: number m of features.
         out_features: number C of classes.
         num_keys: the width of f.
+        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Example:
         >>> head = FastWeights(512, 10)
@@ -169,11 +181,12 @@ class FastWeights(Head):
     total: Tensor  # Σ f(h) (C, k)
     count: Tensor  # n (C, 1)
 
-    def __init__(self, in_features: int, out_features: int, *, num_keys: int = 64):
+    def __init__(self, in_features: int, out_features: int, *, num_keys: int = 64, head_init: str = "linear"):
         super().__init__(in_features, out_features)
         if num_keys < 1:
             raise InputError(f"num_keys must be at least 1, not {num_keys}")
         self.num_keys = num_keys
+        self.head_init = head_init
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.keys = Keys(in_features, num_keys)
         self.register_buffer("total", torch.empty(out_features, num_keys, dtype=torch.float64))
@@ -181,8 +194,8 @@ class FastWeights(Head):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Slow weights as in `torch.nn.Linear`, and no fast ones. V stays as it was drawn."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        """Slow weights as `head_init` says, and no fast ones. V stays as it was drawn."""
+        draw_slow_weights(self.weight, self.head_init)
         nn.init.zeros_(self.total)
         nn.init.zeros_(self.count)
 
