@@ -13,8 +13,8 @@ from timing import Contestant, bytes_of, measure, timed
 from torch import Tensor, nn
 
 from engram.common.seeding import generator
+from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import LinearSoftmax, MatchedSoftmax
 from engram.report.figures.drawing import COLOURS, INK, WIDTH, Drawing, legend_below, new_figure, tidy
 from engram.report.tables import Table
 

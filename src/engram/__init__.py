@@ -13,12 +13,12 @@ _HOME = {
     "EWC": "engram.penalties",
     "InputError": "engram.common.errors",
     "MAS": "engram.penalties",
-    "MatchedSoftmax": "engram.nn.heads",
+    "MatchedSoftmax": "engram.nn.baselines",
     "NoPenalty": "engram.penalties",
     "NotFiniteError": "engram.common.errors",
     "OnlineEWC": "engram.penalties",
     "Penalty": "engram.penalties",
-    "LinearSoftmax": "engram.nn.heads",
+    "LinearSoftmax": "engram.nn.baselines",
     "Progress": "engram.engine.learner",
     "Result": "engram.runs.result",
     "SI": "engram.penalties",
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from engram.integrations.model_file import load_model as load_model
     from engram.integrations.model_file import save_model as save_model
     from engram.nn import heads as heads
+    from engram.nn.baselines import LinearSoftmax as LinearSoftmax
+    from engram.nn.baselines import MatchedSoftmax as MatchedSoftmax
     from engram.nn.dhp import DHPSoftmax as DHPSoftmax
-    from engram.nn.heads import LinearSoftmax as LinearSoftmax
-    from engram.nn.heads import MatchedSoftmax as MatchedSoftmax
     from engram.penalties import EWC as EWC
     from engram.penalties import MAS as MAS
     from engram.penalties import SI as SI

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from command import COMMANDS, Command, Finished, environment
 
 import engram as package
 from engram.cli.main import app
+from engram.config.settings import SETTINGS
 
 REPOSITORY = Path(__file__).parents[2]
 SLOW = {"torch", "numpy", "scipy", "matplotlib", "pandas", "pooch", "pyarrow", "ray", "optuna", "sklearn"}
@@ -163,3 +165,16 @@ def test_folders_of_the_package_are_attributes() -> None:
     assert python(code).split() == ["SI", "engram.nn.heads", "False"]
     with pytest.raises(AttributeError, match="module 'engram' has no attribute 'nothing'"):
         package.nothing  # noqa: B018
+
+
+def test_the_settings_are_listed_with_what_they_may_be_and_their_defaults(engram: Command) -> None:
+    listed = engram("run", "--help-settings").out
+    for name in SETTINGS:
+        assert re.search(rf"^  {name} ", listed, re.MULTILINE), name
+    for line in (
+        r"momentum +a number at least 0 and below 1  \[default: 0.0\]",
+        r"head_init +linear or published  \[default: \"linear\"\]",
+        r"hidden +a list of widths of at least 1  \[default: \[400, 400\]\]",
+        r"trace_scale +a number above 0; or null",
+    ):
+        assert re.search(rf"^  {line}$", listed, re.MULTILINE), line

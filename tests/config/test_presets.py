@@ -14,8 +14,8 @@ from engram.config.presets import changes_from_preset, preset
 from engram.config.settings import Config
 from engram.data.benchmarks import MIXTURE
 from engram.engine.build import build_model, build_penalty
+from engram.nn.baselines import MatchedSoftmax
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import MatchedSoftmax
 from engram.penalties import NoPenalty
 
 BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")

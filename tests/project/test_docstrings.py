@@ -24,7 +24,7 @@ MODULES = (
     *("common.errors", "common.files", "common.registry", "common.seeding", "common.tensor_file"),
     *("config.methods", "config.presets", "config.settings"),
     *("data.batches", "data.samples", "data.sources", "data.streams"),
-    *("nn.dhp", "nn.heads"),
+    *("nn.dhp", "nn.baselines", "nn.heads"),
     *("penalties.penalty", "penalties.quadratic", "penalties.ewc", "penalties.si", "penalties.mas"),
     *(
         "engine",
@@ -39,7 +39,7 @@ MODULES = (
     ),
     *("integrations.export", "integrations.model_file", "sklearn.classifier", "sklearn.regressor", "sklearn.features"),
 )
-HEADS = {"nn.dhp": engram.DHPSoftmax, "nn.heads": engram.MatchedSoftmax}
+HEADS = {"nn.dhp": engram.DHPSoftmax, "nn.baselines": engram.MatchedSoftmax}
 
 
 def tensors(module: str) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def test_none_can_be_asked_for_in_two_ways(grid: tuple[list[Row], list[Config]])
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("epoch=3", "there is no setting 'epoch' (did you mean epochs?), only benchmark, method"),
+        ("epoch=3", "there is no setting 'epoch' (did you mean epochs?); `engram run --help-settings` lists"),
         ("epochs", "a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not 'epochs'"),
         ("epochs=many", "epochs must be a whole number, not 'many'"),
         ("epochs=1.5", "epochs must be a whole number, not 1.5"),
@@ -516,9 +516,9 @@ def test_export_says_what_it_wrote(engram: Callable[..., Any], tmp_path: Path) -
         ("list --benchmark split-mnits", "there is no benchmark 'split-mnits' (did you mean split-mnist?), only"),
         ("list --dataset mnist-smal", "there is no dataset 'mnist-smal' (did you mean mnist-small?), only"),
         ("list --state broken", "there is no state 'broken', only finished, unfinished, diverged, damaged"),
-        ("list --where epoch=3", "there is no setting 'epoch' (did you mean epochs?), only"),
+        ("list --where epoch=3", "there is no setting 'epoch' (did you mean epochs?);"),
         ("list --sort accurracy", "there is no column 'accurracy' (did you mean accuracy?), only run, label, method,"),
-        ("list --settings etta", "there is no setting 'etta' (did you mean eta?), only"),
+        ("list --settings etta", "there is no setting 'etta' (did you mean eta?);"),
         ("list --limit 0", "the limit must be at least 1, not 0"),
         ("list --format yaml", "there is no format 'yaml', only table, json, csv"),
         ("show oen", "there is no run oen (did you mean runs/one?)"),

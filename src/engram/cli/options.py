@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Annotated
 
 import typer
 
 from engram.common.registry import BENCHMARKS, REHEARSALS
 from engram.config.methods import all_methods
+from engram.config.settings import SETTINGS
 
 # for help texts
 METHOD_NAMES, BENCHMARK_NAMES = ", ".join((*all_methods(), *REHEARSALS.names())), ", ".join(BENCHMARKS.names())
@@ -42,6 +45,28 @@ Steady = Annotated[
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated."),
+]
+
+
+def _list_settings(wanted: bool) -> None:
+    """Print every setting, what it may be and its default, by what it touches."""
+    if not wanted:
+        return
+    for stage in dict.fromkeys(setting.stage for setting in SETTINGS.values()):
+        print(f"{stage}:")
+        for setting in (each for each in SETTINGS.values() if each.stage == stage):
+            has_default = setting.default is not dataclasses.MISSING
+            default = (
+                f"  [default: {json.dumps(setting.default)}]" if has_default and setting.default is not None else ""
+            )
+            print(f"  {setting.name:<25}{setting.allowed}{default}")
+    print("Presets set what the paper gives. `--set NAME=VALUE` changes a setting; lists are written [400,400].")
+    raise typer.Exit
+
+
+HelpSettings = Annotated[
+    bool,
+    typer.Option("--help-settings", callback=_list_settings, is_eager=True, help="List all settings for --set."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")]
 Precision = Annotated[str, typer.Option(help="tf32 (on GPUs that have it), float32 or float64.")]

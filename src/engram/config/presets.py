@@ -11,7 +11,7 @@ from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.files import parse_json, read_text
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
 from engram.config.methods import CUSTOM, check_method, parts_of
-from engram.config.settings import SETTINGS, Config, from_dict, names_of
+from engram.config.settings import SETTINGS, Config, check_name, from_dict, names_of
 
 # The steady trace: the form of the DHP Softmax in which it helps (docs/reproduction.md says how it was found). The
 # trace is a slow mean of each class's activations minus the mean over classes; it is read at a size that does not
@@ -148,7 +148,7 @@ def parse_setting(text: str) -> dict[str, Any]:
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise InputError(f"a setting is written name=value, not {shortened(text)}")
-    check_choice("setting", name, SETTINGS)
+    check_name(name)
     if SETTINGS[name].type is str:
         return {name: value}
     try:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from engram.common.errors import InputError, nearest, shortened
+
 MAX_WHOLE = 2**128 - 1  # the largest whole number that a setting can be
 LARGEST = 3.4028234663852886e38  # the largest 32-bit float, which networks compute with
 MAX_TRIALS = 10**6  # tables of results grow with these two
@@ -93,6 +95,27 @@ class Setting:
         """The type, in words."""
         words = {str: "a word", int: "a whole number", float: "a number", bool: "true or false"}
         return words.get(self.type, "a list of whole numbers")
+
+    @property
+    def allowed(self) -> str:
+        """What the value may be, in words: "a number above 0; or null"."""
+        if self.choices is not None:
+            words = " or ".join(self.choices())
+        else:
+            kind = "a list of" if self.type is tuple else self.words
+            words = " ".join((kind, " and ".join(rule.words for rule in self.rules if rule is not FINITE)))
+        return words.strip() + ("; or null" if self.optional else "")
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that is none of the choices, or breaks one of the rules."""
+        if self.choices is not None:
+            allowed = tuple(self.choices())
+            if value not in allowed:
+                words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
+                raise InputError(f"{self.name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
+        for rule in self.rules:
+            if not (value is None and self.optional) and not rule.holds(value):
+                raise InputError(f"{self.name} must be {rule.words}, not {shortened(value)}")
 
 
 def declared(field: dataclasses.Field[Any], hint: Any) -> Setting:

@@ -29,7 +29,6 @@ from engram.config.rules import (
     POSITIVE,
     WIDTHS,
     Agree,
-    Setting,
     Stage,
     at_least,
     at_most,
@@ -101,11 +100,17 @@ class Config:
     trace_centred: bool = setting(default=False, stage="head", agree="section")
     # How slow weights start: U(±1/√features), as in nn.Linear; or U(±1/√classes), as the paper's author published it.
     head_init: str = setting(default="linear", stage="head", choices=one_of("linear", "published"))
+    head_gain: float = setting(POSITIVE, default=1.0, stage="head")  # of the linear and matched heads' initial weights
     # The head of methods that name none.
     baseline_head: str = setting(default="matched", stage="head", agree="section", choices=baseline_heads)
     # The constant in place of a trace in the matched head.
     baseline_trace: float = setting(POSITIVE, default=1.0, stage="head")
     head_bias: bool = setting(default=False, stage="head", agree="section")  # of the linear head
+
+    rare_until: float = setting(NOT_NEGATIVE, default=500.0, stage="head", agree="section")  # hebbian-softmax
+    num_keys: int = setting(
+        at_least(1), at_most(MAX_FEATURES), default=64, stage="head", agree="section"
+    )  # fast-weights
 
     # Of heads with a memory: ψ, what they use of the features; the shrinkage of their covariance; and whether they have
     # slow weights too, which train the features.
@@ -172,7 +177,7 @@ class Config:
         for name, value in vars(self).items():
             facts = SETTINGS[name]
             if value != facts.default:  # a default is always allowed, and choices may take a while to list
-                _check(facts, value)
+                facts.check(value)
         if self.eta_range != "unbounded" and not 0 <= self.eta <= 1:
             raise InputError(f"eta must be {FRACTION.words}, not {shortened(self.eta)}")
         if self.penalty is not None and self.strength is None:
@@ -239,18 +244,6 @@ _HINTS = typing.get_type_hints(Config)
 SETTINGS = {field.name: declared(field, _HINTS[field.name]) for field in dataclasses.fields(Config)}
 
 
-def _check(facts: Setting, value: Any) -> None:
-    """Refuse a value that is none of a setting's choices, or breaks one of its rules."""
-    if facts.choices is not None:
-        allowed = tuple(facts.choices())
-        if value not in allowed:
-            words = " or ".join(filter(None, (", ".join(allowed[:-1]), allowed[-1])))
-            raise InputError(f"{facts.name} must be {words}, not {shortened(value)}{nearest(value, allowed)}")
-    for rule in facts.rules:
-        if not (value is None and facts.optional) and not rule.holds(value):
-            raise InputError(f"{facts.name} must be {rule.words}, not {shortened(value)}")
-
-
 def names_of(*, stage: Stage | None = None, agree: Agree | None = None) -> tuple[str, ...]:
     """The names of the settings of a stage, or those that models of a run, stack or section must share.
 
@@ -279,10 +272,16 @@ def from_dict(settings: Mapping[str, Any]) -> Config:
     return Config(**values)
 
 
+def check_name(name: str) -> None:
+    """Refuse a setting that does not exist."""
+    if name not in SETTINGS:
+        hint = nearest(name, SETTINGS)
+        raise InputError(f"there is no setting {shortened(name)}{hint}; `engram run --help-settings` lists them all")
+
+
 def as_setting(name: str, value: Any) -> Any:
     """A value as the type of that setting: a whole number serves as a float, a list as a tuple."""
-    if name not in SETTINGS:
-        check_choice("setting", name, SETTINGS)
+    check_name(name)
     facts = SETTINGS[name]
     if value == facts.default and type(value) is type(facts.default):  # most are, in a list of many runs
         return value

@@ -25,8 +25,8 @@ from engram.engine.inspection import draws_numbers, has_gradient_hooks
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches, Program, SideBySide
+from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import LinearSoftmax, MatchedSoftmax
 from engram.penalties import NoPenalty
 from engram.penalties.quadratic import form_of
 

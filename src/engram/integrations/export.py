@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError
 from engram.common.files import write_or_refuse
+from engram.nn.baselines import LinearSoftmax
 from engram.nn.distributed import bare
-from engram.nn.heads import LinearSoftmax
 
 Inputs = Tensor | Sequence[Tensor]
 Made = TypeVar("Made")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from engram import __version__
 from engram.common.errors import SHOWN, InputError, printable, reason, shortened
 from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
+from engram.nn.baselines import MatchedSoftmax
 from engram.nn.distributed import bare
-from engram.nn.heads import MatchedSoftmax
 from engram.penalties import Penalty
 
 KIND, FORMAT = "model", 2  # format 1 wrote a MatchedSoftmax as a plastic layer with a constant trace

@@ -95,22 +95,22 @@ HEAD_INITS = ("linear", "published")
 
 
 @torch.no_grad()
-def draw_slow_weights(weight: Tensor, head_init: str) -> None:
+def draw_slow_weights(weight: Tensor, head_init: str, gain: float = 1.0) -> None:
     """Draw the initial slow weights of an output layer, U(±1/√m) or U(±1/√C), from the same random numbers.
 
     Args:
         weight: θ (C, m), which is overwritten.
         head_init: "linear" for ±1/√m, as `torch.nn.Linear` does; "published" for ±1/√C, as the paper's author
             published the layer: its weight has the shape (m, C), whose second axis PyTorch takes for the inputs.
+        gain: a factor of the range.
 
     Example:
         >>> draw_slow_weights(head.weight, "published")
     """
     check_choice("head_init", head_init, HEAD_INITS)
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if head_init == "published":
-        num_classes, num_features = weight.shape
-        weight.mul_(math.sqrt(num_features / num_classes))
+    num_classes, num_features = weight.shape
+    weight.mul_(gain * (math.sqrt(num_features / num_classes) if head_init == "published" else 1))
 
 
 @torch.no_grad()

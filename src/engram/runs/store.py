@@ -15,7 +15,7 @@ from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import BENCHMARKS
 from engram.config.methods import CUSTOM, all_datasets, known_methods
 from engram.config.presets import parse_setting
-from engram.config.settings import SETTINGS, as_setting
+from engram.config.settings import SETTINGS, as_setting, check_name
 from engram.runs import metrics
 from engram.runs.run import STATES, SWEEP, Run, find_runs, read_run
 
@@ -132,7 +132,7 @@ def _in_utc(started: Any) -> str | None:
 def shown_columns(settings: Sequence[str] = ()) -> list[str]:
     """The columns of a listing: COLUMNS and these settings."""
     for name in settings:
-        check_choice("setting", name, SETTINGS)
+        check_name(name)
     return list(dict.fromkeys((*COLUMNS, *settings)))
 
 
@@ -158,7 +158,7 @@ def parse_condition(text: str) -> Condition:
     if not found:
         raise InputError(f"a condition is written SETTING=VALUE (or <, <=, >, >=, !=), not {shortened(text)}")
     name, comparison, value = found[1], found[2], found[3].strip()
-    check_choice("setting", name, SETTINGS)
+    check_name(name)
     if comparison not in EQUALITY and not SETTINGS[name].is_number:
         raise InputError(f"{name} is not a number, so it can be = or != but not {comparison}, as in {shortened(text)}")
     if value == "none" and SETTINGS[name].type is not str:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from engram.engine.inspection import chain_of, has_gradient_hooks, is_as_made
 from engram.nn import trace
+from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
 from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import LinearSoftmax, MatchedSoftmax
 from engram.nn.networks import Network
 
 aten = torch.ops.aten  # PyTorch's own derivatives, which have no public names

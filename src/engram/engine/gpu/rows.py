@@ -13,8 +13,8 @@ from engram.engine.gpu.slots import Slots, stack_slots
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.weight_step import weight_step
+from engram.nn.baselines import MatchedSoftmax
 from engram.nn.dhp import DHPSoftmax
-from engram.nn.heads import MatchedSoftmax
 from engram.nn.networks import Network
 from engram.penalties.quadratic import Quadratic, form_of
 

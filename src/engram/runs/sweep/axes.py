@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engram.common.errors import InputError, check_choice, shortened
+from engram.common.errors import InputError, shortened
 from engram.config.effect import has_effect
 from engram.config.presets import parse_setting
-from engram.config.settings import SETTINGS, Config, as_setting, names_of
+from engram.config.settings import SETTINGS, Config, as_setting, check_name, names_of
 
 FIXED = ("method", *names_of(agree="run"))  # what all points share
 
@@ -114,7 +114,7 @@ def _split(text: str) -> tuple[str, str]:
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not values:
         raise InputError(f"an axis is written name=value,value,…, not {shortened(text)}")
-    check_choice("setting", name, SETTINGS)
+    check_name(name)
     return name, values
 
 
