@@ -126,7 +126,7 @@ def test_quick_reproduction_has_its_own_default_folder(engram: Command, tiny: No
     ("arguments", "words"),
     [
         (["--benchmark", "splitmnist"], "there is no benchmark 'splitmnist' (did you mean split-mnist?), only"),
-        (["--part", "tabel"], "there is no part 'tabel' (did you mean table?), only table, variant, sensitivity"),
+        (["--part", "tabel"], "there is no part 'tabel' (did you mean table?), only rung-1, grid-1, grid-2"),
         (["--benchmark", "vision-mixture", "--part", "study"], "nothing to run: vision-mixture has no part study"),
         (["--device", "abacus"], "there is no device 'abacus' here"),
         (["--precision", "float8"], "there is no precision 'float8'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ def tiny_parts(**changes: Any) -> list[Part]:
     table = {method: preset("split-mnist", method, **settings) for method in ("finetune", "dhp+si")}
     table |= {f"{method}, unmasked": config.replace(mask_training=False) for method, config in list(table.items())}
     sensitivity = {f"η {eta:g}": preset("split-mnist", "dhp", eta=eta, **settings) for eta in (0.1, 0.001)}
-    return [Part("table", "split-mnist", table), Part("sensitivity", "split-mnist", sensitivity)]
+    example = next(iter(table.values()))
+    return [
+        Part("table", "split-mnist", example, lambda runs: table),
+        Part("sensitivity", "split-mnist", example, lambda runs: sensitivity),
+    ]
 
 
 class Stop(Exception):
@@ -188,7 +193,7 @@ def test_a_part_of_other_settings_is_refused(finished: bool, digits: Dataset, tm
         reproduce(tiny_parts(epochs=1), folder, digits, show=stop_at("table", 2.0 if finished else 0.5))
     assert "table holds a run of other settings" in refusal(reproduce, tiny_parts(epochs=1, hidden=[6]), folder, digits)
     (first, second) = tiny_parts(epochs=1)
-    fewer = Part(first.name, first.benchmark, dict(list(first.configs.items())[1:]))
+    fewer = replace(first, make=lambda runs: dict(list(first.configs.items())[1:]))
     assert "table holds a run of other settings" in refusal(reproduce, [fewer, second], folder, digits)
 
 
@@ -229,7 +234,8 @@ def test_trials_that_diverge_are_counted(digits: Dataset, tmp_path: Path) -> Non
         "wild": preset("split-mnist", "dhp", **TINY, learning_rate=1e38),
     }
     lines: list[str] = []
-    (run,) = reproduce([Part("study", "split-mnist", configs)], tmp_path / "new", digits, tell=lines.append).values()
+    part = Part("study", "split-mnist", configs["calm"], lambda runs: configs)
+    (run,) = reproduce([part], tmp_path / "new", digits, tell=lines.append).values()
     assert [each.trial for each in run.results["wild"].diverged] == [0, 1]
     assert run.results["calm"].diverged == []
     assert lines[-1].endswith("; 2 diverged")

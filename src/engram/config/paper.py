@@ -48,8 +48,17 @@ PAPER_RESULTS: dict[str, dict[str, tuple[float, float]]] = {
 PAPER_BENCHMARKS = tuple(PAPER_RESULTS)
 PAPER_METHODS = tuple(PAPER_RESULTS["permuted-mnist"])
 
-# The parts of a reproduction, in the order in which they are run and shown.
+# The parts of a reproduction, in the order in which they are run.
 PARTS = {
+    "rung-1": "rung 1 of the ladder: as published",
+    "grid-1": "the grids over the strengths, first round",
+    "grid-2": "the grids over the strengths, second round",
+    "rung-2": "rung 2: each at the best strength of its own grid",
+    "rung-3": "rung 3: one initialisation for all",
+    "search-1": "the search for rung 4, first round",
+    "search-2": "the search for rung 4, second round",
+    "search-3": "the search for rung 4, third round",
+    "rung-4": "rung 4: the same number of settings to try for all",
     "table": "Table I: the paper's eight methods",
     "variant": "the steady trace: DHP so that it helps",
     "sensitivity": "the initial value of η",

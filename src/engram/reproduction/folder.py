@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
+from engram.reproduction.ladder import STEPS
 from engram.reproduction.plan import NOT_RUN
 from engram.runs.run import REPRODUCTION, Run, has_started, read_run
 
@@ -61,11 +62,13 @@ def read_reproduction(folder: str | Path, unreadable: dict[str, str] | None = No
     runs: dict[tuple[str, str], Run] = {}
     missing = []
     unreadable = {} if unreadable is None else unreadable
+    ladder = any(has_started(part_folder(folder, benchmark, step)) for benchmark in PAPER_BENCHMARKS for step in STEPS)
     for benchmark in PAPER_BENCHMARKS:
         for part, title in PARTS.items():
             path = part_folder(folder, benchmark, part)
             if not has_started(path):
-                missing += [] if (benchmark, part) in NOT_RUN else [f"{benchmark}: {title} was not run"]
+                expected = (benchmark, part) not in NOT_RUN and (part not in STEPS or ladder)
+                missing += [f"{benchmark}: {title} was not run"] if expected else []
                 continue
             try:
                 run = read_run(path)

@@ -1,15 +1,18 @@
-"""What a reproduction runs: the paper's table, its two sensitivity analyses, and our questions about them."""
+"""What a reproduction runs: the ladder of fairness, the paper's table and analyses, and our questions about them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from engram.common.errors import InputError, check_choice
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import CHOOSING, STEADY, preset
 from engram.config.settings import Config
+from engram.reproduction.ladder import GRID, SEARCH, STEPS, Step
+from engram.runs.run import Run
 
 # The paper varies η on three benchmarks and describes two grids of strengths; our study is of two benchmarks.
 NOT_RUN = {
@@ -18,6 +21,7 @@ NOT_RUN = {
     ("vision-mixture", "strengths"),
     ("imbalanced-permuted-mnist", "study"),
     ("vision-mixture", "study"),
+    ("vision-mixture", "search-3"),  # see `ladder.FEWER_ROUNDS`
 }
 
 ETAS = (0.1, 0.01, 0.001, 0.0005, 0.0001)  # the paper's own, over which it drew its Figure 4
@@ -44,18 +48,34 @@ QUICK: dict[str, dict[str, Any]] = {
     "permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 600},
     "imbalanced-permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 1200},
     "split-mnist": {**SMALL, "max_samples": 2000},
-    "vision-mixture": {"max_samples": 200, "epochs": 1},
+    "vision-mixture": {"max_samples": 60, "epochs": 1},
 }
 QUICK_TRIALS = 2
+QUICK_ROUND: dict[str, Any] = {"hidden": [10], "max_samples": 30}  # of a grid or a search, which have many settings
 
 
 @dataclass(frozen=True)
 class Part:
-    """One run of a reproduction: configs by label, all on one benchmark."""
+    """One run of a reproduction: configs by label, all on one benchmark.
 
-    name: str  # one of PARTS
+    Args:
+        name: one of PARTS.
+        benchmark: which one.
+        example: a config of the part, as far as it says what is trained on.
+        make: returns the configs, given the finished runs of the parts that it needs.
+        needs: the names of the parts that it needs, of the same benchmark.
+    """
+
+    name: str
     benchmark: str
-    configs: dict[str, Config]
+    example: Config
+    make: Callable[[Sequence[Run]], dict[str, Config]]
+    needs: tuple[str, ...] = ()
+
+    @cached_property
+    def configs(self) -> dict[str, Config]:
+        """Those of a part that needs no other."""
+        return self.make(())
 
     @property
     def num_models(self) -> int:
@@ -88,15 +108,27 @@ def plan(
     for part in parts:
         check_choice("part", part, tuple(PARTS))
     return [
-        Part(
-            part,
-            benchmark,
-            _shortened(CONFIGS[part](benchmark), QUICK[benchmark] if quick else {}, most_trials),
-        )
+        _part(part, benchmark, _quick_changes(part, benchmark) if quick else {}, most_trials)
         for part in PARTS
         for benchmark in PAPER_BENCHMARKS
         if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_RUN
     ]
+
+
+def _quick_changes(part: str, benchmark: str) -> dict[str, Any]:
+    return QUICK[benchmark] | (QUICK_ROUND if part in (*GRID, *SEARCH) else {})
+
+
+def _part(name: str, benchmark: str, changes: dict[str, Any], most_trials: int | None) -> Part:
+    step = STEPS.get(name) or Step(lambda benchmark, _: CONFIGS[name](benchmark))
+    if changes and name in (*GRID, *SEARCH):
+        most_trials = 1
+
+    def make(runs: Sequence[Run]) -> dict[str, Config]:
+        return _shortened(step.configs(benchmark, runs), changes, most_trials)
+
+    example = preset(benchmark, "finetune", **changes)
+    return Part(name, benchmark, example, make, tuple(need for need in step.needs if (benchmark, need) not in NOT_RUN))
 
 
 def table_configs(benchmark: str) -> dict[str, Config]:

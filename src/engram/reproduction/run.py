@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +66,9 @@ def run_reproduction(
     """
     folder, runtime = Path(folder), Runtime() if runtime is None else runtime
     for part in parts:  # before anything is made or fetched
-        check_run(part.configs, runtime, dynamics=_keeps_dynamics(part))
+        if not part.needs:
+            check_run(part.configs, runtime, dynamics=_keeps_dynamics(part))
+    _check_needs(parts, folder)
     loader = _Loader(load, folder, skip_without_data, tell)
     wanted = [part for part in parts if loader.can_load(part)]
     if not wanted:
@@ -82,10 +84,11 @@ def run_reproduction(
     def run_part(part: Part) -> Run:
         path = part_folder(folder, part.benchmark, part.name)
         was_finished = _is_finished(path)
+        configs = part.make([needed(part.benchmark, name) for name in part.needs])
         with show(part) as report:
             run = complete_run(
-                part.configs,
-                () if was_finished else loader.load(next(iter(part.configs.values()))),
+                configs,
+                () if was_finished else loader.load(part.example),
                 path,
                 command=command,
                 runtime=runtime,
@@ -97,11 +100,19 @@ def run_reproduction(
         tell(_in_words(part, run, was_finished))
         return run
 
-    names = [(part.benchmark, part.name) for part in wanted]
+    started: dict[tuple[str, str], Future[Run]] = {}
+
+    def needed(benchmark: str, name: str) -> Run:
+        if (benchmark, name) in started:
+            started[benchmark, name].result()  # waits for it
+        return read_run(part_folder(folder, benchmark, name), dynamics=False)
+
     if runtime.engine.at_once == 1:
-        return dict(zip(names, map(run_part, wanted), strict=True))
-    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
-        return dict(zip(names, pool.map(run_part, wanted), strict=True))
+        return {(part.benchmark, part.name): run_part(part) for part in wanted}
+    with ThreadPoolExecutor(max_workers=len(wanted)) as pool:  # a thread each, since some wait for others
+        for part in wanted:
+            started[part.benchmark, part.name] = pool.submit(run_part, part)
+        return {name: future.result() for name, future in started.items()}
 
 
 class _Loader:
@@ -125,7 +136,7 @@ class _Loader:
         if _is_finished(part_folder(self._folder, part.benchmark, part.name)):
             return True
         try:
-            self.load(next(iter(part.configs.values())))
+            self.load(part.example)
         except InputError as reason:
             if not self._skip:
                 raise
@@ -134,6 +145,17 @@ class _Loader:
                 self._tell(f"{part.benchmark} is left out: {reason}")
             return False
         return True
+
+
+def _check_needs(parts: Sequence[Part], folder: Path) -> None:
+    """Refuse a part that needs another one which is neither finished nor run before it."""
+    before: set[tuple[str, str]] = set()
+    for part in parts:
+        for name in part.needs:
+            path = part_folder(folder, part.benchmark, name)
+            if (part.benchmark, name) not in before and not _is_finished(path):
+                raise InputError(f"{part.name} of {part.benchmark} needs {name}, which is not finished: run it too")
+        before.add((part.benchmark, part.name))
 
 
 def _keeps_dynamics(part: Part) -> bool:

@@ -1,0 +1,139 @@
+"""The ladder: who stands on which rung, at which settings; and a small one from its first part to its last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import refusal, small_digits
+from engram import preset
+from engram.config.paper import PAPER_BENCHMARKS
+from engram.config.presets import CHOOSING
+from engram.data.samples import Dataset
+from engram.engine.training import Runtime
+from engram.reproduction import ladder
+from engram.reproduction.folder import read_reproduction
+from engram.reproduction.plan import Part, plan
+from engram.reproduction.run import run_reproduction
+from engram.reproduction.search import best_point
+from engram.runs.run import Run
+
+PENALTIES = ("si", "online-ewc", "mas")
+TINY: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "max_samples": 60}
+
+
+@pytest.mark.parametrize("benchmark", PAPER_BENCHMARKS)
+def test_rung_1_is_the_published_layer_against_heads_of_nn_linear_at_the_paper_s_strengths(benchmark: str) -> None:
+    configs = ladder.STEPS["rung-1"].configs(benchmark, ())
+    assert len(configs) == 12
+    for label, config in configs.items():
+        head, _, penalty = label.partition("+")
+        assert config.head_init == ("published" if head == "dhp" else "linear")
+        assert config.strength == (preset(benchmark, penalty).strength if penalty else None)
+        assert (config.trials, config.seed, config.examine) == (10, 0, "test")
+        assert config == preset(benchmark, label, head_init=config.head_init)
+
+
+@pytest.mark.parametrize("benchmark", PAPER_BENCHMARKS)
+@pytest.mark.parametrize("part", ["grid-1", "search-1"])
+def test_settings_are_chosen_on_validation_samples_and_another_seed_in_three_trials(benchmark: str, part: str) -> None:
+    configs = ladder.STEPS[part].configs(benchmark, ())
+    for config in configs.values():
+        assert {name: getattr(config, name) for name in CHOOSING} == CHOOSING
+        assert config.trials == 3
+    assert len({repr(config) for config in configs.values()}) == len(configs), "no setting is tried twice"
+
+
+def test_every_contestant_tries_as_many_settings() -> None:
+    for part, number in (("grid-1", 5), ("search-1", 7)):
+        configs = ladder.STEPS[part].configs("split-mnist", ())
+        tried = [label.partition(":")[0] for label in configs]
+        assert {tried.count(name) for name in tried} == {number}
+
+
+def test_on_rung_3_and_4_every_head_starts_as_the_published_layer() -> None:
+    for contestants in (ladder.of_one_initialisation, ladder.with_one_budget):
+        assert {each.config.head_init for each in contestants("permuted-mnist")} == {"published"}
+
+
+def test_on_rung_4_every_head_has_its_rate_its_strength_and_one_knob() -> None:
+    for each in ladder.with_one_budget("split-mnist"):
+        rate, *strength, knob = (axis.name for axis in each.axes)
+        assert rate == "learning_rate"
+        assert strength == (["strength"] if each.config.penalty else [])
+        assert knob == ladder.KNOBS[each.config.head].name
+
+
+def test_the_knobs_start_at_what_the_heads_have_otherwise() -> None:
+    for head, axis in ladder.KNOBS.items():
+        if head != "steady":  # whose settings are those of the form
+            assert getattr(preset("split-mnist", head), axis.name) == axis.value(0)
+
+
+# --- a small one
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return small_digits(200, 60)
+
+
+def tiny(monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]) -> list[Part]:
+    monkeypatch.setattr(ladder, "KNOBS", {head: ladder.KNOBS[head] for head in ("linear", "dhp")})
+    monkeypatch.setattr("engram.reproduction.plan.QUICK", dict.fromkeys(PAPER_BENCHMARKS, TINY))
+    return plan(["split-mnist"], parts, quick=True, most_trials=1)
+
+
+def run_parts(parts: list[Part], folder: Path, digits: Dataset) -> dict[tuple[str, str], Run]:
+    load = lambda config: [digits]  # noqa: E731
+    return run_reproduction(parts, folder, load, quick=True, runtime=Runtime("cpu"))
+
+
+@pytest.fixture
+def small_ladder(
+    tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, dict[tuple[str, str], Run]]:
+    return tmp_path, run_parts(tiny(monkeypatch, tuple(ladder.STEPS)), tmp_path / "new", digits)
+
+
+def test_each_rung_uses_what_its_rounds_found(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
+    folder, runs = small_ladder
+    assert [part for _, part in runs] == list(ladder.STEPS)
+    grid = [runs["split-mnist", part] for part in ladder.GRID]
+    assert [len(run.results) for run in grid] == [15 * 5, 15 * 3]
+    for label, config in runs["split-mnist", "rung-2"].configs.items():
+        tried = {
+            other: result for run in grid for other, result in run.results.items() if other.startswith(f"{label}:")
+        }
+        assert len(tried) == 8
+        finished = {other: result for other, result in tried.items() if not result.diverged}
+        best = max(finished.values(), key=lambda result: np.mean(result.average_accuracy[:, -1]))
+        assert config.strength == best.config.strength
+        assert (config.seed, config.examine) == (0, "test")
+    assert "dhp+si" not in runs["split-mnist", "rung-3"].configs, "it is that of rung 2"
+    search = [runs["split-mnist", part] for part in ladder.SEARCH]
+    for each in ladder.with_one_budget("split-mnist"):
+        scores = ladder.scores_of(each, search, ladder.SEARCH_ROUNDS)
+        assert len(scores) == sum(ladder.SEARCH_ROUNDS)
+        config = runs["split-mnist", "rung-4"].configs[each.label]
+        assert config.learning_rate == each.axes[0].value(best_point(scores)[0])
+    missing = read_reproduction(folder / "new").missing
+    assert "permuted-mnist: rung 1 of the ladder: as published was not run" in missing
+
+
+def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tiny(monkeypatch, ("rung-2",))
+    said = refusal(run_parts, parts, tmp_path / "new", digits)
+    assert said == "rung-2 of split-mnist needs grid-1, which is not finished: run it too"
+    run_parts(tiny(monkeypatch, ladder.GRID), tmp_path / "new", digits)
+    assert list(run_parts(parts, tmp_path / "new", digits)) == [("split-mnist", "rung-2")]
+
+
+def test_the_rounds_of_another_search_are_refused(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
+    _, runs = small_ladder
+    contestant = ladder.with_own_strength("split-mnist")[0]
+    said = refusal(ladder.scores_of, contestant, [runs["split-mnist", "search-1"]], (5,))
+    assert "does not have linear+si: strength 1: it is not a round of this search" in said
