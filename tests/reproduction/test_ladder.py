@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from engram.data.samples import Dataset
 from engram.engine.training import Runtime
 from engram.reproduction import ladder
 from engram.reproduction.folder import read_reproduction
+from engram.reproduction.page import make_page
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import run_reproduction
+from engram.reproduction.rungs import cells_within, draw_ladder, ladder_table, rung_results, settings_table
 from engram.reproduction.search import best_point
 from engram.runs.run import Run
 
-PENALTIES = ("si", "online-ewc", "mas")
 TINY: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "max_samples": 60}
 
 
@@ -92,11 +94,13 @@ def run_parts(parts: list[Part], folder: Path, digits: Dataset) -> dict[tuple[st
     return run_reproduction(parts, folder, load, quick=True, runtime=Runtime("cpu"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def small_ladder(
-    tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, dict[tuple[str, str], Run]]:
-    return tmp_path, run_parts(tiny(monkeypatch, tuple(ladder.STEPS)), tmp_path / "new", digits)
+    tmp_path_factory: pytest.TempPathFactory, digits: Dataset
+) -> Iterator[tuple[Path, dict[tuple[str, str], Run]]]:
+    folder = tmp_path_factory.mktemp("ladder")
+    with pytest.MonkeyPatch.context() as patch:
+        yield folder, run_parts(tiny(patch, tuple(ladder.STEPS)), folder / "new", digits)
 
 
 def test_each_rung_uses_what_its_rounds_found(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
@@ -122,6 +126,65 @@ def test_each_rung_uses_what_its_rounds_found(small_ladder: tuple[Path, dict[tup
         assert config.learning_rate == each.axes[0].value(best_point(scores)[0])
     missing = read_reproduction(folder / "new").missing
     assert "permuted-mnist: rung 1 of the ladder: as published was not run" in missing
+
+
+def test_the_tables_and_the_figure_show_every_rung(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
+    _, runs = small_ladder
+    table = ladder_table(runs, "linear")
+    assert [row[0] for row in table.rows] == [
+        f"Split MNIST: dhp{second}" for second in ("", "+si", "+online-ewc", "+mas")
+    ]
+    assert [row[1] for row in table.rows] == ["+7.80", "+1.38", "+1.31", "+0.19"]
+    for row, second in zip(table.rows, ("", "+si", "+online-ewc", "+mas"), strict=True):
+        ours = {
+            1: (runs["split-mnist", "rung-1"], f"dhp{second}", runs["split-mnist", "rung-1"], f"linear{second}"),
+            4: (
+                runs["split-mnist", "rung-4"],
+                f"dhp{second}",
+                runs["split-mnist", "rung-4"],
+                f"linear{second}, published",
+            ),
+        }
+        for rung, (here, label, there, other) in ours.items():
+            difference = here.results[label].average_accuracy[:, -1] - there.results[other].average_accuracy[:, -1]
+            assert row[1 + rung].startswith(f"{100 * difference.mean():+.2f}")
+    assert table.rows[0][2] == table.rows[0][3], "alone, nothing is chosen on rung 2"
+    results = rung_results(runs, "split-mnist", 3)
+    assert results["dhp+si"] is runs["split-mnist", "rung-2"].results["dhp+si"]
+    assert results["linear+si"] is runs["split-mnist", "rung-3"].results["linear+si, published"]
+    drawn = draw_ladder(runs, "linear")
+    assert len(drawn.rows) == 16
+    assert drawn.to_bytes("png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("rung", "number", "points"), [(2, 9, 8), (3, 6, 8), (4, 8, 16)])
+def test_the_settings_that_were_tried_are_shown_with_their_scores(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]], rung: int, number: int, points: int
+) -> None:
+    _, runs = small_ladder
+    table = settings_table(runs, "split-mnist", rung)
+    assert len(table.rows) == number
+    for label, chosen, edge, tried in table.rows:
+        assert len(tried.split("; ")) == points
+        assert edge in ("yes", "at an edge")
+        values = " ".join(part.split()[1] for part in chosen.split(", "))
+        scores = {words.partition(": ")[0]: float(words.partition(": ")[2]) for words in tried.split("; ")}
+        assert scores[values] == max(scores.values()), label
+
+
+def test_cells_near_the_paper_s_are_counted(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
+    _, runs = small_ladder
+    assert cells_within(runs, 100) == (8, 8)
+    ours = 100 * runs["split-mnist", "rung-1"].results["linear+si"].average_accuracy[0, -1]
+    assert cells_within(runs, abs(ours - 97.77) - 1e-6)[0] < cells_within(runs, abs(ours - 97.77) + 1e-6)[0]
+
+
+def test_the_report_of_a_ladder_opens_with_its_figure(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
+    folder, _ = small_ladder
+    page = make_page(folder / "new")
+    assert page.index("What DHP adds to a linear head, rung by rung") < page.index(
+        "dhp minus linear, points of accuracy"
+    )
 
 
 def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

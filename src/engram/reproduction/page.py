@@ -39,6 +39,7 @@ from engram.report.layout import Table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
+from engram.reproduction.rungs import OPPONENTS, draw_ladder, ladder_table
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
@@ -102,9 +103,11 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
             print(made.to_text())
     """
     runs = reproduction.runs
+    rungs = [made for made in (ladder_table(runs, opponent) for opponent in OPPONENTS) if made.rows]
     if not any(part == "table" for _, part in runs):
-        return []
-    return [accuracy_table(runs), transfer_table(runs), *([] if reproduction.quick else [claims_table(runs)])]
+        return rungs
+    claims = [] if reproduction.quick else [claims_table(runs)]
+    return [*rungs, accuracy_table(runs), transfer_table(runs), *claims]
 
 
 def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
@@ -116,9 +119,10 @@ def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
 
 
 def draw_overview(runs: Runs) -> list[Drawing]:
-    """All differences of the table in one figure, and those with the steady trace in another."""
+    """The ladder, all differences of the table in one figure, and those with the steady trace in another."""
     tables, variants = table_pairs(runs), steady_pairs(runs)
-    found = [drawing.differences(tables)] if tables else []
+    found = [draw_ladder(runs, opponent) for opponent in OPPONENTS if ladder_table(runs, opponent).rows]
+    found += [drawing.differences(tables)] if tables else []
     if variants:
         found.append(_of_variant(drawing.differences(variants)))
     return found
@@ -153,7 +157,7 @@ def reproduction_page(reproduction: Reproduction) -> str:
     ]
     if not overview:
         overview = [paragraph("No benchmark has results of the paper's methods yet, so there is no table to show.")]
-    overview.insert(2, figures(draw_overview(runs), "overview"))
+    overview.insert(0, figures(draw_overview(runs), "overview"))
     sections = [Section("overview", "Overview", overview)]
     for benchmark in dict.fromkeys(benchmark for benchmark, _ in runs):
         sections.append(Section(benchmark, title_of(benchmark), _benchmark_blocks(runs, benchmark)))

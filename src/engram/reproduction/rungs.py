@@ -1,0 +1,194 @@
+"""What DHP adds on each rung of the ladder, and at which settings: tables, and the one figure that tells it all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
+from engram.config.presets import title_of
+from engram.report.figures.drawing import Drawing
+from engram.report.figures.ladder import Differences, ladder_figure
+from engram.report.layout import Table
+from engram.report.pairs import Pair, baseline_of
+from engram.reproduction import ladder
+from engram.reproduction.folder import Runs
+from engram.reproduction.ladder import Contestant
+from engram.reproduction.search import best_point, is_closed, settings_at
+from engram.reproduction.verdicts import points
+from engram.runs.result import Result
+from engram.runs.run import Run
+
+RUNGS = {1: "as published", 2: "each its own strength", 3: "one initialisation", 4: "one budget"}
+OPPONENTS = ("linear", "matched")
+PUBLISHED = ", published"
+SECONDS = ("", "+si", "+online-ewc", "+mas")  # the four methods of a head
+
+
+def rung_results(runs: Runs, benchmark: str, rung: int) -> dict[str, Result]:
+    """The results that stand on a rung, by method, whichever run they are in.
+
+    A head alone has no strength, so its result on rung 1 stands on rung 2 as well; and DHP starts as published on all.
+
+    Args:
+        runs: those of a reproduction.
+        benchmark: on which benchmark.
+        rung: 1 to 4.
+
+    Example:
+        >>> rung_results(read_reproduction("results").runs, "split-mnist", 3)["linear+si"].config.head_init
+        'published'
+    """
+
+    def of(part: str) -> dict[str, Result]:
+        run = runs.get((benchmark, part))
+        return {} if run is None else {label.removesuffix(PUBLISHED): r for label, r in run.results.items()}
+
+    alone = {label: result for label, result in of("rung-1").items() if "+" not in label}
+    second = {**alone, **of("rung-2")}
+    if rung == 3:
+        return {**{label: r for label, r in second.items() if label.startswith("dhp")}, **of("rung-3")}
+    return {1: of("rung-1"), 2: second if of("rung-2") else {}, 4: of("rung-4")}[rung]
+
+
+def rung_pairs(runs: Runs, benchmark: str, rung: int, opponent: str, head: str = "dhp") -> list[Pair]:
+    """A head minus an opponent on a rung: alone, and with each penalty.
+
+    Args:
+        runs: those of a reproduction.
+        benchmark: on which benchmark.
+        rung: 1 to 4.
+        opponent: the head that it is compared with: "linear" or "matched".
+        head: the head.
+
+    Example:
+        >>> [pair.accuracy.mean for pair in rung_pairs(runs, "split-mnist", 1, "linear")]
+    """
+    found = rung_results(runs, benchmark, rung)
+    both = [(head + second, opponent + second) for second in SECONDS]
+    return [Pair(a, b, found[a], found[b]) for a, b in both if a in found and b in found]
+
+
+def ladder_table(runs: Runs, opponent: str, head: str = "dhp") -> Table:
+    """The sixteen differences, a column for each rung, with the paper's.
+
+    Args:
+        runs: those of a reproduction.
+        opponent: the head that it is compared with.
+        head: the head.
+
+    Example:
+        >>> print(ladder_table(read_reproduction("results").runs, "linear").to_text())
+    """
+    rows = []
+    for benchmark in PAPER_BENCHMARKS:
+        by_rung = {
+            rung: {pair.label: pair for pair in rung_pairs(runs, benchmark, rung, opponent, head)} for rung in RUNGS
+        }
+        for method in (head + second for second in SECONDS):
+            cells = [points(by_rung[rung][method].accuracy) if method in by_rung[rung] else "–" for rung in RUNGS]
+            if any(cell != "–" for cell in cells):
+                rows.append((f"{title_of(benchmark)}: {method}", _paper(benchmark, method), *cells))
+    return Table(
+        f"{head} minus {opponent}, points of accuracy with 95% intervals, rung by rung",
+        ("", "paper", *(f"{rung}: {words}" for rung, words in RUNGS.items())),
+        rows,
+    )
+
+
+def draw_ladder(runs: Runs, opponent: str, head: str = "dhp") -> Drawing:
+    """The same as a figure.
+
+    Example:
+        >>> draw_ladder(read_reproduction("results").runs, "linear").to_bytes("png")
+    """
+    found = []
+    for benchmark in PAPER_BENCHMARKS:
+        for second in SECONDS:
+            by_rung = {
+                f"{rung}: {words}": pair.accuracy
+                for rung, words in RUNGS.items()
+                for pair in rung_pairs(runs, benchmark, rung, opponent, head)
+                if pair.label == head + second
+            }
+            if by_rung:
+                paper = _paper_difference(benchmark, head + second)
+                found.append(Differences(title_of(benchmark), second.removeprefix("+") or "alone", by_rung, paper))
+    return ladder_figure(found, opponent)
+
+
+def settings_table(runs: Runs, benchmark: str, rung: int) -> Table:
+    """What each contestant of a rung tried, and what was chosen: every setting with its score, in %.
+
+    Args:
+        runs: those of a reproduction.
+        benchmark: on which benchmark.
+        rung: 2 or 3, of grids over strengths; or 4, of the search.
+
+    Example:
+        >>> settings_table(read_reproduction("results").runs, "split-mnist", 2).rows[0][1]
+    """
+    of_rung = {2: ladder.with_own_strength, 3: ladder.of_one_initialisation, 4: ladder.with_one_budget}
+    parts = ladder.SEARCH if rung == 4 else ladder.GRID
+    sizes = ladder.search_rounds(benchmark) if rung == 4 else ladder.GRID_ROUNDS
+    rounds = [runs[benchmark, part] for part in parts if (benchmark, part) in runs]
+    contestants = [each for each in of_rung[rung](benchmark) if each.axes]
+    return Table(
+        f"{title_of(benchmark)}, rung {rung}: what was tried, three trials each, on validation samples",
+        ("contestant", "chosen", "no edge", "tried"),
+        [_tried(each, rounds, sizes) for each in contestants] if rounds else [],
+    )
+
+
+def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) -> tuple[str, ...]:
+    scores = ladder.scores_of(contestant, rounds, sizes)
+    best = best_point(scores)
+    tried = sorted(scores, key=lambda point: point)
+
+    def words(point: tuple[float, ...]) -> str:
+        return " ".join(f"{value:g}" for value in settings_at(contestant.axes, point).values())
+
+    return (
+        contestant.label,
+        ", ".join(f"{name} {value:g}" for name, value in settings_at(contestant.axes, best).items()),
+        "yes" if is_closed(len(contestant.axes), scores) else "at an edge",
+        "; ".join(f"{words(point)}: {100 * scores[point]:.2f}" for point in tried),
+    )
+
+
+def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
+    """How many cells of the paper's Table I rung 1 has within so many points, and how many it has at all.
+
+    Args:
+        runs: those of a reproduction.
+        limit: in points of accuracy.
+
+    Example:
+        >>> cells_within(read_reproduction("results").runs, 1.0)
+        (20, 32)
+    """
+    near = total = 0
+    for benchmark in PAPER_BENCHMARKS:
+        found = rung_results(runs, benchmark, 1)
+        for method, (accuracy, _) in PAPER_RESULTS[benchmark].items():
+            ours = found.get(_on_rung_1(method))
+            if ours is not None and not ours.diverged:
+                total += 1
+                near += abs(100 * float(ours.average_accuracy[:, -1].mean()) - accuracy) <= limit
+    return near, total
+
+
+def _on_rung_1(method: str) -> str:
+    """The paper's method as rung 1 names it: its baselines are plain heads."""
+    if method.startswith("dhp"):
+        return method
+    return "linear" if method == "finetune" else f"linear+{method}"
+
+
+def _paper_difference(benchmark: str, method: str) -> float | None:
+    known = PAPER_RESULTS[benchmark]
+    return known[method][0] - known[baseline_of(method)][0] if method in known else None
+
+
+def _paper(benchmark: str, method: str) -> str:
+    difference = _paper_difference(benchmark, method)
+    return "–" if difference is None else f"{difference:+.2f}"
