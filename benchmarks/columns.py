@@ -165,7 +165,8 @@ def measure_column(name: str, options: argparse.Namespace, report: Callable[[str
     with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             report(f"{name}, {'nothing compiled' if number == 0 else 'again'}")
-            column.rounds.append(run_once(words, Path(folder, f"results-{number}"), Path(folder, "caches")))
+            results = Path(options.results or folder, f"{name.replace(' ', '-').lower()}-{number + 1}")
+            column.rounds.append(run_once(words, results, Path(folder, "caches")))
     return column
 
 
@@ -272,6 +273,7 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="passed on to engram run")
     parser.add_argument("--data", metavar="DIR", help="the folder with the datasets")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="keep what the commands write in this folder")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep a record in this folder")
     return parser
 
