@@ -50,7 +50,7 @@ def test_caches_are_empty_in_the_first_round_and_kept_for_the_second(monkeypatch
 
     monkeypatch.setattr(columns, "run_once", run_once)
     columns.measure_column("split-mnist", parser_of().parse_args([]), lambda what: None)
-    assert seen == [("results-0", False), ("results-1", True)]
+    assert seen == [("split-mnist-1", False), ("split-mnist-2", True)]
 
 
 def test_steps_are_counted_and_timed_with_floor_and_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
