@@ -28,8 +28,8 @@ def test_registered_function_is_found_with_its_facts(registry: Registry) -> None
     assert registry.facts("hammer") == {"weight": 2}
 
 
-@pytest.mark.parametrize("settings", [["length"], {"length": "length"}])
-def test_settings_of_the_same_names_may_be_a_list(registry: Registry, settings: object) -> None:
+@pytest.mark.parametrize("settings", ["length", {"length": "length"}])
+def test_settings_of_the_same_names_may_be_words(registry: Registry, settings: object) -> None:
     registry.register("saw", settings=settings)(print)
     assert registry.facts("saw")["settings"] == {"length": "length"}
 

@@ -139,6 +139,7 @@ def test_models_that_are_not_known_are_left_to_autograd() -> None:
     assert is_known(perceptron(engram.LinearSoftmax(8, 3)))
     assert not is_known(perceptron(kind=Doubled))
     assert not is_known(perceptron(engram.DHPSoftmax(8, 3, trace_centred=True)))
+    assert not is_known(perceptron(engram.DHPSoftmax(8, 3, trace_write="after")))
     assert not is_known(perceptron(nn.Linear(8, 3)))
     assert not is_known(perceptron(), factored=("features.0.",)), "a layer is frozen"
     assert not is_known(Network(nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True)), engram.LinearSoftmax(8, 3)))

@@ -262,6 +262,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "scaled and learned": {**STEADY, "trace_gradient": True, "learn_eta": True, "trace_centred": False},
     "in force, as in the paper": {"protect": "in-force", "alpha_init": 0.5},
     "published initial weights": {**STEADY, "head_init": "published"},
+    "written after": {**STEADY, "trace_write": "after"},
+    "written after, in force": {"protect": "in-force", "alpha_init": 0.5, "trace_write": "after"},
     "examined only": {**STEADY, "mask_training": False, "examine": "validation"},
     "he": {**STEADY, "initialisation": "he", "input_mean": 0.13, "input_std": 0.3},
 }

@@ -42,6 +42,7 @@ HEADS: dict[str, Callable[[], nn.Module]] = {
     "centred": lambda: plastic(trace_centred=True),
     "constant": lambda: plastic(trace_gradient=False, learn_eta=False),
     "steady": lambda: plastic(trace_scale=2, trace_centred=True, trace_gradient=False, learn_eta=False),
+    "written after": lambda: plastic(trace_write="after", learn_eta=False),
     "hebbian-softmax": lambda: engram.heads.create("hebbian-softmax", 8, NUM_CLASSES, rare_until=20),
     "fast-weights": lambda: engram.heads.create("fast-weights", 8, NUM_CLASSES),
     "neuromodulated": lambda: engram.heads.create("neuromodulated", 8, NUM_CLASSES, alpha_init=1.0),

@@ -327,13 +327,15 @@ OPTIONS = [
     {"trace_scale": 2.0, "trace_gradient": False},
     {"trace_scale": 2.0, "trace_centred": True, "trace_gradient": False},
 ]
+AFTER = [{"trace_write": "after"}, {"trace_write": "after", "trace_scale": 2.0, "trace_centred": True}]
 
 
 def by_description(head: DHPSoftmax, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Written trace, read trace and logits, class after class, as the arguments of the layer are described."""
     labels = y.tolist()
-    written_from = h if head.trace_gradient else h.detach()
-    eta = head.eta if head.trace_gradient else head.eta.detach()
+    before = head.trace_write == "before"
+    written_from = h if head.trace_gradient and before else h.detach()
+    eta = head.eta if head.trace_gradient and before else head.eta.detach()
     means = {}
     for c in sorted(set(labels)):
         own = [written_from[b] for b in range(len(labels)) if labels[b] == c]
@@ -342,18 +344,21 @@ def by_description(head: DHPSoftmax, h: Tensor, y: Tensor) -> tuple[Tensor, Tens
     written = list(head.hebb.detach().clone().unbind(0))
     for c, mean in means.items():
         written[c] = (1 - eta) * written[c] + eta * (mean - centre)
-    read = []
-    for row in written:
+
+    def scaled(row: Tensor) -> Tensor:
         size = float((row.detach() ** 2).mean().sqrt())
-        read.append(row if head.trace_scale is None else row * 0 if size == 0 else row * (head.trace_scale / size))
+        return row if head.trace_scale is None else row * 0 if size == 0 else row * (head.trace_scale / size)
+
+    read = [scaled(row) for row in written]
+    used = read if before else [scaled(row) for row in head.hebb.detach().clone()]
     alpha = head.alpha if head.alpha.ndim else head.alpha.expand(head.weight.shape)
     logits = torch.stack([
-        torch.stack([((head.weight[j] + alpha[j] * read[j]) * x).sum() for j in range(len(read))]) for x in h
+        torch.stack([((head.weight[j] + alpha[j] * used[j]) * x).sum() for j in range(len(used))]) for x in h
     ])  # fmt: skip
     return torch.stack(written), torch.stack(read), logits
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS, *AFTER], ids=str)
 @settings(max_examples=40, deadline=None)
 @given(batches, st.sampled_from(["synapse", "uniform"]), st.booleans())
 def test_every_option_is_what_its_description_says(options, batch, alpha, unseen) -> None:
@@ -389,6 +394,14 @@ def test_without_a_gradient_through_the_trace_h_has_one_path_and_eta_none(option
     assert head.eta.grad is None
     assert head.weight.grad is not None
     assert head.alpha.grad is not None
+
+
+@pytest.mark.parametrize("options", AFTER, ids=str)
+def test_a_batch_that_is_written_after_its_logits_does_not_see_its_own_targets(options: dict) -> None:
+    hidden = torch.randn(4, 3, dtype=torch.float64)
+    one, other = (double_head(3, 2, eta=0.5, **options) for _ in range(2))
+    assert torch.equal(one(hidden, torch.tensor([0, 1, 0, 1])), other(hidden, torch.tensor([1, 1, 0, 0])))
+    assert not torch.equal(one(hidden, torch.tensor([0, 1, 0, 1])), other(hidden, torch.tensor([0, 1, 0, 1])))
 
 
 @pytest.mark.parametrize("centred", [False, True])

@@ -27,7 +27,7 @@ class NotFiniteError(InputError):
         ...     head(torch.full((1, 2), torch.nan), torch.tensor([0]))
         ... except engram.NotFiniteError as error:
         ...     print(error)
-        the hidden activations hold NaN or infinity, which would stay in the trace
+        the features hold NaN or infinity, which would stay in the memory
     """
 
 

@@ -2,7 +2,7 @@
 
 A file of a room registers what it defines, at its top level:
 
-    @PENALTIES.register("si", settings=["xi"])
+    @PENALTIES.register("si", settings="xi")
     class SI(Penalty): ...
 
 Another package registers through an entry point, which names the module that holds such a registration:
@@ -70,7 +70,7 @@ class Registry:
         Args:
             name: lower-case letters and digits, with dashes between words; it may end in "++".
             facts: what can be asked about it by `facts`. In the package's own files each is a literal. `settings`, by
-                name of the argument that gets it, may be a list where the names are the same.
+                name of the argument that gets it, may be words with spaces between them where the names are the same.
 
         Example:
             >>> tools = Registry("tool", "engram.common", "engram.tools")
@@ -163,9 +163,9 @@ def _literals(arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def _named(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts with a dict of settings, where they were given as a list."""
+    """Facts with a dict of settings, where they were given as words."""
     settings = facts.get("settings")
-    return {**facts, "settings": dict(zip(settings, settings, strict=True))} if isinstance(settings, list) else facts
+    return {**facts, "settings": {name: name for name in settings.split()}} if isinstance(settings, str) else facts
 
 
 def _path(make: Callable[..., Any]) -> str:

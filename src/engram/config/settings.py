@@ -48,8 +48,6 @@ NETWORKS = one_of("mlp", "cnn", "none", CUSTOM)
 class Config:
     """Everything that a result depends on, except for the data. `engram.preset` fills in the paper's values.
 
-    The benchmark "custom" stands for a stream that you pass to `engram.run`.
-
     Example:
         >>> config = engram.Config("split-mnist", "dhp+si", strength=1.0, num_tasks=5)
         >>> config.replace(epochs=3).epochs
@@ -98,6 +96,8 @@ class Config:
     trace_scale: float | None = setting(POSITIVE, default=None, stage="head", agree="section")
     # Write each class's mean minus the mean over all classes of the batch.
     trace_centred: bool = setting(default=False, stage="head", agree="section")
+    # When a batch is written: before its logits are computed, or after.
+    trace_write: str = setting(default="before", stage="head", agree="section", choices=one_of("before", "after"))
     # How slow weights start: U(±1/√features), as in nn.Linear; or U(±1/√classes), as the paper's author published it.
     head_init: str = setting(default="linear", stage="head", choices=one_of("linear", "published"))
     head_gain: float = setting(POSITIVE, default=1.0, stage="head")  # of the linear and matched heads' initial weights

@@ -31,7 +31,7 @@ MIXTURE = ("mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10")  # the five
     title="Permuted MNIST",
     scenario="domain",
     datasets=["mnist", "mnist-small", "fashion-mnist", "notmnist"],
-    settings=["num_tasks", "seed"],
+    settings="num_tasks seed",
     preset={"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},
     strengths={"online-ewc": 100, "ewc": 100, "si": 0.1, "mas": 0.1},
 )
@@ -46,7 +46,7 @@ def permuted_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_ta
     title="Imbalanced Permuted MNIST",
     scenario="domain",
     datasets=["mnist", "mnist-small", "fashion-mnist", "notmnist"],
-    settings=["num_tasks", "seed", "imbalance_seed"],
+    settings="num_tasks seed imbalance_seed",
     preset={"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},
     strengths={"online-ewc": 400, "ewc": 400, "si": 1.0, "mas": 0.1},
 )
@@ -86,7 +86,7 @@ def split_mnist(
     title="Vision datasets mixture",
     scenario="task",
     datasets=["five-datasets"],
-    settings=["num_tasks"],
+    settings="num_tasks",
     preset={
         "dataset": "five-datasets",
         "num_tasks": 5,

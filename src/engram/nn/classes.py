@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.common.errors import InputError, check_choice
+from engram.common.errors import InputError, NotFiniteError, check_choice
 
 CLASS_NUMBER_TYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -52,6 +52,25 @@ def check_range(targets: Tensor, num_classes: int) -> None:
         low, high = (int(bound) for bound in targets.aminmax())
         if low < 0 or high >= num_classes:
             raise InputError(f"targets must lie in 0..{num_classes - 1}, not {low}..{high}")
+
+
+def check_values(hidden: Tensor, targets: Tensor, num_classes: int) -> None:
+    """Refuse what must not be written into a memory: class numbers out of range, and features that are not finite.
+
+    Only on a CPU: checking makes an accelerator wait, and cannot be traced. There the caller is responsible.
+
+    Args:
+        hidden: features (B, m).
+        targets: class numbers (B,).
+        num_classes: how many classes there are.
+
+    Example:
+        >>> check_values(torch.ones(3, 4), torch.tensor([0, 2, 1]), num_classes=3)
+    """
+    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_range(targets, num_classes)
+        if not torch.isfinite(hidden).all():
+            raise NotFiniteError("the features hold NaN or infinity, which would stay in the memory")
 
 
 def mask_logits(logits: Tensor, classes: Sequence[int] | None) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.common.errors import InputError, NotFiniteError, check_choice
+from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
 from engram.nn import trace
-from engram.nn.classes import check_range, check_targets, draw_slow_weights, grow_rows
+from engram.nn.classes import check_targets, check_values, draw_slow_weights, grow_rows
 from engram.nn.distributed import Ranks, ranks_of_call
 from engram.nn.modules import as_linear, mapped, shown_settings
 
@@ -46,17 +46,7 @@ def algorithm_1(
 
 @HEADS.register(
     "dhp",
-    settings=[
-        "eta",
-        "alpha",
-        "eta_range",
-        "alpha_init",
-        "learn_eta",
-        "trace_gradient",
-        "trace_scale",
-        "trace_centred",
-        "head_init",
-    ],
+    settings="eta alpha eta_range alpha_init learn_eta trace_gradient trace_scale trace_centred trace_write head_init",
 )
 class DHPSoftmax(nn.Module):
     """A softmax output layer with Differentiable Hebbian Plasticity.
@@ -85,6 +75,8 @@ class DHPSoftmax(nn.Module):
         trace_scale: the root mean square to which the trace of each class is scaled when it is read; None reads it as
             it was written (Eq. 2).
         trace_centred: whether each class writes its mean activation minus the mean over the classes of the batch.
+        trace_write: "before" the logits, as in the paper; or "after" them: then no batch reads its own targets, and no
+            gradient goes through what it writes.
         head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
 
     Shape:
@@ -117,6 +109,7 @@ class DHPSoftmax(nn.Module):
         trace_gradient: bool = True,
         trace_scale: float | None = None,
         trace_centred: bool = False,
+        trace_write: str = "before",
         head_init: str = "linear",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -126,6 +119,7 @@ class DHPSoftmax(nn.Module):
             raise InputError(f"a layer needs at least one feature and one class, not {in_features} and {out_features}")
         check_choice("alpha", alpha, ("synapse", "uniform"))
         check_choice("eta_range", eta_range, ("unit", "unbounded"))
+        check_choice("trace_write", trace_write, ("before", "after"))
         if not math.isfinite(eta):
             raise InputError(f"eta must be a number, not {eta}")
         if eta_range == "unit" and not 0 <= eta <= 1:
@@ -147,6 +141,7 @@ class DHPSoftmax(nn.Module):
         self.trace_gradient = trace_gradient
         self.trace_scale = trace_scale
         self.trace_centred = trace_centred
+        self.trace_write = trace_write
         self.head_init = head_init
         self.check_values = True  # on a CPU, whether a batch's values are checked before the trace is written
         self.reset_parameters()
@@ -194,8 +189,9 @@ class DHPSoftmax(nn.Module):
         if self.literal and ranks is None and not torch.compiler.is_compiling():
             logits, written = mapped(trace.PlasticSoftmax, hidden, target, weight, alpha, eta, hebb)
         else:
-            written = self._written(hidden if self.trace_gradient else hidden.detach(), target, ranks)
-            logits = F.linear(hidden, trace.plastic_weight(weight, alpha, self.read(written)))
+            written = self._written(hidden if self.differentiable else hidden.detach(), target, ranks)
+            read = written if self.trace_write == "before" else trace.before_batch(hebb).clone()
+            logits = F.linear(hidden, trace.plastic_weight(weight, alpha, self.read(read)))
         with torch.no_grad():
             hebb.copy_(written)
         return logits
@@ -203,26 +199,31 @@ class DHPSoftmax(nn.Module):
     @property
     def plastic_settings(self) -> dict[str, Any]:
         """The settings that change what the layer computes: a saved layer fits only a layer with the same ones."""
-        names = ("eta_range", "trace_gradient", "trace_scale", "trace_centred")
+        names = ("eta_range", "trace_gradient", "trace_scale", "trace_centred", "trace_write")
         return {name: getattr(self, name) for name in names}
 
     @property
     def literal(self) -> bool:
         """Whether the trace is written, read and differentiated exactly as in the paper."""
         as_written = self.trace_scale is None and type(self).read is DHPSoftmax.read
-        return self.trace_gradient and as_written and not self.trace_centred
+        return self.differentiable and as_written and not self.trace_centred
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the loss is differentiated through what a batch writes."""
+        return self.trace_gradient and self.trace_write == "before"
 
     def _written(self, hidden: Tensor, target: Tensor, ranks: Ranks | None) -> Tensor:
         """The trace after a batch (Eq. 3), with the options of this layer."""
-        if ranks is not None and self.eta.requires_grad and not self.trace_gradient:
+        if ranks is not None and self.eta.requires_grad and not self.differentiable:
             raise InputError(
-                "without trace_gradient η learns nothing, and DistributedDataParallel would wait for its gradient: "
+                "without a gradient through the trace η learns nothing, and DistributedDataParallel would wait for it: "
                 "make DHPSoftmax(..., learn_eta=False)"
             )
         mean, present = trace.class_means(hidden, target, self.out_features, ranks)
         if self.trace_centred:
             mean = mean - mean.sum(dim=-2, keepdim=True) / present.sum(dim=-2, keepdim=True).clamp(min=1)
-        eta = self.eta if self.trace_gradient else self.eta.detach()
+        eta = self.eta if self.differentiable else self.eta.detach()
         return trace.write_trace(trace.before_batch(self.hebb), eta, mean, present)
 
     def read(self, hebb: Tensor) -> Tensor:
@@ -292,9 +293,6 @@ class DHPSoftmax(nn.Module):
                 "call head(hidden, target), or head.eval() before predicting"
             )
         check_targets(target, len(hidden))
-        # Checking values makes an accelerator wait, and cannot be traced: there the caller is responsible.
-        if self.check_values and hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-            check_range(target, self.out_features)
-            if not torch.isfinite(hidden).all():
-                raise NotFiniteError("the hidden activations hold NaN or infinity, which would stay in the trace")
+        if self.check_values:
+            check_values(hidden, target, self.out_features)
         return target

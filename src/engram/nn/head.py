@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engram.common.errors import InputError, NotFiniteError
-from engram.nn.classes import check_range, check_targets, grow_rows
+from engram.common.errors import InputError
+from engram.nn.classes import check_targets, check_values, grow_rows
 from engram.nn.modules import shown_settings
 
 
@@ -123,9 +123,6 @@ class Head(nn.Module):
             )
         hidden, target = hidden.flatten(0, -2), target.flatten() if isinstance(target, Tensor) else target
         check_targets(target, len(hidden))
-        # Checking values makes an accelerator wait, and cannot be traced: there the caller is responsible.
-        if self.check_values and hidden.device.type == "cpu" and not torch.compiler.is_compiling():
-            check_range(target, self.out_features)
-            if not torch.isfinite(hidden).all():
-                raise NotFiniteError("the features hold NaN or infinity, which would stay in the memory")
+        if self.check_values:
+            check_values(hidden, target, self.out_features)
         return hidden, target

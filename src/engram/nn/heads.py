@@ -60,16 +60,7 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
 @HEADS.register(
     "dhp-uniform",
     listed=False,
-    settings=[
-        "eta",
-        "eta_range",
-        "alpha_init",
-        "learn_eta",
-        "trace_gradient",
-        "trace_scale",
-        "trace_centred",
-        "head_init",
-    ],
+    settings="eta eta_range alpha_init learn_eta trace_gradient trace_scale trace_centred trace_write head_init",
 )
 def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoftmax:
     """The DHP Softmax with one plasticity coefficient that all synapses share:  z = (θ + α Hebb) h,  α ().
@@ -88,7 +79,7 @@ def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoft
 @HEADS.register(
     "steady",
     listed=False,
-    settings=["alpha", "head_init"],
+    settings="alpha head_init",
     preset={"protect": "in-force"},
 )
 def steady(

@@ -222,7 +222,7 @@ class MemoryHead(Head):
     "ncm",
     memory=True,
     listed=False,
-    settings=["learn_features", "normalised", "random_features", "random_window", "top_k", "head_init"],
+    settings="learn_features normalised random_features random_window top_k head_init",
 )
 def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
     """The class with the nearest mean, as in iCaRL:  z_c = 2 μ_cᵀ ψ − ‖μ_c‖².
@@ -242,7 +242,7 @@ def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
     "slda",
     memory=True,
     listed=False,
-    settings=["learn_features", "normalised", "random_features", "random_window", "top_k", "shrinkage", "head_init"],
+    settings="learn_features normalised random_features random_window top_k shrinkage head_init",
 )
 def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     """Streaming linear discriminant analysis (Hayes & Kanan 2020):  z_c = μ_cᵀ Λ ψ − ½ μ_cᵀ Λ μ_c.
@@ -264,7 +264,7 @@ def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     "ridge",
     memory=True,
     listed=False,
-    settings=["learn_features", "normalised", "random_features", "random_window", "top_k", "shrinkage", "head_init"],
+    settings="learn_features normalised random_features random_window top_k shrinkage head_init",
 )
 def ridge(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     """Ridge regression to one-hot targets, with an intercept, as in RanPAC (2023):  z = ȳ + Wᵀ (ψ − ψ̄).

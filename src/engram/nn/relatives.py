@@ -20,7 +20,7 @@ from engram.nn.modules import as_linear
 from engram.nn.psi import Readout
 
 
-@HEADS.register("hebbian-softmax", listed=False, settings=["rare_until", "head_init"])
+@HEADS.register("hebbian-softmax", listed=False, settings="rare_until head_init")
 class HebbianSoftmax(Head):
     """The Hebbian Softmax (Rae et al. 2018): while a class is rare, its weights are the mean of its activations.
 
@@ -154,7 +154,7 @@ class Keys(nn.Module):
         return torch.cat([hidden, self.of(hidden)], dim=-1)
 
 
-@HEADS.register("fast-weights", listed=False, settings=["num_keys", "head_init"])
+@HEADS.register("fast-weights", listed=False, settings="num_keys head_init")
 class FastWeights(Head):
     """Hebbian fast weights beside the slow ones (Munkhdalai & Trischler 2018).
 

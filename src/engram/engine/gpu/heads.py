@@ -49,7 +49,8 @@ def is_steady(module: nn.Module) -> bool:
     """
     if not isinstance(module, DHPSoftmax) or type(module).read is not DHPSoftmax.read:
         return False
-    return not module.trace_gradient and module.in_features <= WIDEST_HEAD
+    known = not module.trace_gradient and module.trace_write == "before"
+    return known and module.in_features <= WIDEST_HEAD
 
 
 def is_movable(head: DHPSoftmax) -> bool:
