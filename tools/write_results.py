@@ -18,7 +18,7 @@ from engram.report.pairs import baseline_of
 from engram.report.tables import final, final_accuracy, so_far
 from engram.reproduction.folder import Reproduction, Runs, missing_from_part, read_reproduction
 from engram.reproduction.page import draw_overview
-from engram.reproduction.plan import PLASTIC
+from engram.reproduction.study import PLASTIC
 from engram.reproduction.tables import (
     accuracy_table,
     baseline_table,

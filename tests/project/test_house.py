@@ -31,7 +31,7 @@ engram.DHPSoftmax(10, 5)
 print(*set(sys.modules) - before)
 """
 MOST_LINES = 300
-MOST_MODULES = 149  # without the `__init__.py` of packages
+MOST_MODULES = 150  # without the `__init__.py` of packages
 
 
 def modules() -> dict[str, Path]:

@@ -8,21 +8,11 @@ import pytest
 
 from engram import InputError, preset
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
-from engram.config.presets import STEADY
+from engram.config.presets import STEADY, changes_from_preset
 from engram.engine.stacks import SAME_TASKS, group_by
 from engram.reproduction import plan as planning
-from engram.reproduction.plan import (
-    BASE,
-    CHANGES,
-    ETAS,
-    GRIDS,
-    NOT_RUN,
-    PERMUTED,
-    PERMUTED_CHANGES,
-    STUDY_TRIALS,
-    Part,
-    plan,
-)
+from engram.reproduction.plan import ETAS, GRIDS, NOT_RUN, Part, plan
+from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
 
 PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
 FREE = ("finetune", "dhp")  # of any penalty
@@ -33,6 +23,17 @@ def parts_of(name: str, **options: Any) -> dict[str, Part]:
 
 
 # --- the plan
+
+
+def test_the_cures_of_divergence_are_tried_on_the_methods_that_diverge() -> None:
+    (part,) = plan(parts=["divergence"])
+    assert part.benchmark == "vision-mixture"
+    assert len(part.configs) == 15
+    for label, config in part.configs.items():
+        _, _, method = label.partition(": ")
+        changed = changes_from_preset(config)
+        assert config.method == method
+        assert len(changed) == (0 if label.startswith("as in the paper") else 1), label
 
 
 def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first() -> None:

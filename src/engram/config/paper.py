@@ -59,6 +59,7 @@ PARTS = {
     "search-2": "the search for rung 4, second round",
     "search-3": "the search for rung 4, third round",
     "rung-4": "rung 4: the same number of settings to try for all",
+    "divergence": "why DHP diverges on the mixture, and what prevents it",
     "table": "Table I: the paper's eight methods",
     "variant": "the steady trace: DHP so that it helps",
     "sensitivity": "the initial value of η",

@@ -67,7 +67,7 @@ def read_reproduction(folder: str | Path, unreadable: dict[str, str] | None = No
         for part, title in PARTS.items():
             path = part_folder(folder, benchmark, part)
             if not has_started(path):
-                expected = (benchmark, part) not in NOT_RUN and (part not in STEPS or ladder)
+                expected = (benchmark, part) not in NOT_RUN and (part not in (*STEPS, "divergence") or ladder)
                 missing += [f"{benchmark}: {title} was not run"] if expected else []
                 continue
             try:

@@ -160,7 +160,7 @@ def _check_needs(parts: Sequence[Part], folder: Path) -> None:
 
 def _keeps_dynamics(part: Part) -> bool:
     """Only these are shown anywhere; those of the other parts would be large."""
-    return part.name in IN_THE_TABLES
+    return part.name in (*IN_THE_TABLES, "divergence")
 
 
 def _is_finished(path: Path) -> bool:
