@@ -47,13 +47,15 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 # Enough to see every page of the report in minutes, on any computer. The numbers mean nothing.
 SMALL = {"dataset": "mnist-small", "epochs": 1, "batch_size": 10}
 QUICK: dict[str, dict[str, Any]] = {
-    "permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 600},
-    "imbalanced-permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 1200},
-    "split-mnist": {**SMALL, "max_samples": 2000},
+    "permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 300},
+    "imbalanced-permuted-mnist": {**SMALL, "num_tasks": 4, "max_samples": 600},
+    "split-mnist": {**SMALL, "max_samples": 1000},
     "vision-mixture": {"max_samples": 60, "epochs": 1},
 }
 QUICK_TRIALS = 2
-QUICK_ROUND: dict[str, Any] = {"hidden": [10], "max_samples": 30}  # of a grid or a search, which have many settings
+# Of parts with many settings.
+MANY = (*GRID, *SEARCH, "rung-4", "strengths", "study")
+QUICK_MANY: dict[str, Any] = {"hidden": [10], "max_samples": 30}
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,12 @@ def plan(
 
 
 def _quick_changes(part: str, benchmark: str) -> dict[str, Any]:
-    return QUICK[benchmark] | (QUICK_ROUND if part in (*GRID, *SEARCH) else {})
+    return QUICK[benchmark] | (QUICK_MANY if part in MANY else {})
 
 
 def _part(name: str, benchmark: str, changes: dict[str, Any], most_trials: int | None) -> Part:
     step = STEPS.get(name) or Step(lambda benchmark, _: CONFIGS[name](benchmark))
-    if changes and name in (*GRID, *SEARCH):
+    if changes and name in MANY and name != "rung-4":
         most_trials = 1
 
     def make(runs: Sequence[Run]) -> dict[str, Config]:
