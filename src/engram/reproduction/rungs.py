@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import title_of
+from engram.config.settings import Config
 from engram.report.figures.drawing import Drawing
 from engram.report.figures.ladder import Differences, ladder_figure
 from engram.report.layout import Table
@@ -85,9 +86,12 @@ def ladder_table(runs: Runs, opponent: str, head: str = "dhp") -> Table:
             rung: {pair.label: pair for pair in rung_pairs(runs, benchmark, rung, opponent, head)} for rung in RUNGS
         }
         for method in (head + second for second in SECONDS):
-            cells = [points(by_rung[rung][method].accuracy) if method in by_rung[rung] else "–" for rung in RUNGS]
-            if any(cell != "–" for cell in cells):
-                rows.append((f"{title_of(benchmark)}: {method}", _paper(benchmark, method), *cells))
+            found = {rung: by_rung[rung][method] for rung in RUNGS if method in by_rung[rung]}
+            if found:
+                theirs = paper_difference(next(iter(found.values())).result.config)
+                cells = [points(found[rung].accuracy) if rung in found else "–" for rung in RUNGS]
+                paper = "–" if theirs is None else f"{theirs:+.2f}"
+                rows.append((f"{title_of(benchmark)}: {method}", paper, *cells))
     return Table(
         f"{head} minus {opponent}, points of accuracy with 95% intervals, rung by rung",
         ("", "paper", *(f"{rung}: {words}" for rung, words in RUNGS.items())),
@@ -104,14 +108,15 @@ def draw_ladder(runs: Runs, opponent: str, head: str = "dhp") -> Drawing:
     found = []
     for benchmark in PAPER_BENCHMARKS:
         for second in SECONDS:
-            by_rung = {
-                f"{rung}: {words}": pair.accuracy
+            pairs = {
+                f"{rung}: {words}": pair
                 for rung, words in RUNGS.items()
                 for pair in rung_pairs(runs, benchmark, rung, opponent, head)
                 if pair.label == head + second
             }
-            if by_rung:
-                paper = _paper_difference(benchmark, head + second)
+            if pairs:
+                by_rung = {rung: pair.accuracy for rung, pair in pairs.items()}
+                paper = paper_difference(next(iter(pairs.values())).result.config)
                 found.append(Differences(title_of(benchmark), second.removeprefix("+") or "alone", by_rung, paper))
     return ladder_figure(found, opponent)
 
@@ -184,11 +189,14 @@ def _on_rung_1(method: str) -> str:
     return "linear" if method == "finetune" else f"linear+{method}"
 
 
-def _paper_difference(benchmark: str, method: str) -> float | None:
-    known = PAPER_RESULTS[benchmark]
-    return known[method][0] - known[baseline_of(method)][0] if method in known else None
+def paper_difference(config: Config) -> float | None:
+    """What the paper has for a method minus its baseline, in points; None if it does not have it, or for less data.
 
-
-def _paper(benchmark: str, method: str) -> str:
-    difference = _paper_difference(benchmark, method)
-    return "–" if difference is None else f"{difference:+.2f}"
+    Example:
+        >>> round(paper_difference(engram.preset("split-mnist", "dhp")), 2)
+        7.8
+    """
+    known = PAPER_RESULTS[config.benchmark]
+    if config.method not in known or config.max_samples is not None:
+        return None
+    return known[config.method][0] - known[baseline_of(config.method)][0]

@@ -55,7 +55,7 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     from matplotlib.lines import Line2D
 
     benchmarks = list(dict.fromkeys(each.benchmark for each in found))
-    rungs = list(dict.fromkeys(rung for each in found for rung in each.by_rung))
+    rungs = sorted({rung for each in found for rung in each.by_rung})
     lines = -(-len(benchmarks) // PANELS)
     height = max(sum(each.benchmark == name for each in found) for name in benchmarks) * (ROW + GAP * len(rungs))
     figure = new_figure(1.5 * WIDTH, lines * (height + 0.6) + 0.5)
@@ -65,7 +65,7 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     for axes in panels[len(benchmarks) :]:
         axes.set_visible(False)
     marks = [Line2D([], [], color=colour, **OURS, label=rung) for colour, rung in zip(COLOURS, rungs, strict=False)]
-    legend_below(figure, [*marks, paper_mark()])
+    legend_below(figure, [*marks, *([paper_mark()] if any(each.paper is not None for each in found) else [])])
     rows: list[tuple[Cell, ...]] = [
         (each.benchmark, each.method, rung, 100 * d.mean, 100 * d.low, 100 * d.high, d.num_trials)
         for each in found
