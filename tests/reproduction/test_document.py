@@ -85,6 +85,7 @@ def test_no_number_of_ours_stands_outside_the_gaps() -> None:
     text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     prose = writer().GAP.sub("", text)
     assert "<!--" not in prose
+    prose = re.sub(r"`--part [\w-]+`|`(grid|rung|search)-\d`", "", prose)  # names, not numbers
     statistics, strengths_of_the_paper = {"95", "0.05", "0.003"}, {"0.1", "100", "400"}
     assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", prose)) <= statistics | strengths_of_the_paper
 
