@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from builders import custom_stream, interrupted, run_on, small_digits
-from engram import InputError, Progress, preset
+from engram import DHPSoftmax, InputError, Progress, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
@@ -32,6 +32,7 @@ from engram.engine.choose import architectures, choose_program, reason_against_m
 from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu import program as stack_program
+from engram.engine.gpu.heads import is_steady
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
@@ -251,6 +252,15 @@ def test_a_stack_of_many_is_as_many_stacks_of_one(network: str) -> None:
 
 
 # --- the steady trace and weights in force: three ways to take a step
+
+
+def test_kernels_take_no_head_that_writes_after_reading() -> None:
+    """They write first; such a head is mapped."""
+    settings: dict[str, Any] = {"trace_gradient": False, "learn_eta": False}
+    assert is_steady(DHPSoftmax(4, 3, **settings))
+    assert not is_steady(DHPSoftmax(4, 3, **settings, trace_write="after"))
+    assert DHPSoftmax(4, 3).literal
+    assert not DHPSoftmax(4, 3, trace_write="after").literal
 
 
 FORMS: dict[str, dict[str, Any]] = {

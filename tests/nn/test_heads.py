@@ -403,6 +403,16 @@ def test_both_sets_of_weights_of_a_matched_head_are_published_ones() -> None:
     assert 0.95 * 10**-0.5 < 2 * head.extra.abs().max() <= 10**-0.5
 
 
+@pytest.mark.parametrize("name", IGNORE_TARGETS)
+def test_a_gain_is_a_factor_of_the_initial_weights(name: str) -> None:
+    torch.manual_seed(0)
+    usual = engram.heads.create(name, M, C)
+    torch.manual_seed(0)
+    wider = engram.heads.create(name, M, C, gain=3.0)
+    for theta, three_times in zip(usual.parameters(), wider.parameters(), strict=True):
+        torch.testing.assert_close(three_times, 3 * theta)
+
+
 def test_new_classes_start_in_the_range_of_all() -> None:
     head = engram.heads.create("linear", 400, 10, head_init="published")
     before = head.weight.clone()

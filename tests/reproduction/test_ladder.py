@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from engram.reproduction.rungs import (
     settings_table,
 )
 from engram.reproduction.search import best_point
+from engram.runs.result import Divergence
 from engram.runs.run import Run
 
 TINY: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "max_samples": 60}
@@ -173,7 +175,7 @@ def test_the_settings_that_were_tried_are_shown_with_their_scores(
     assert len(table.rows) == number
     for label, chosen, edge, tried in table.rows:
         assert len(tried.split("; ")) == points
-        assert edge in ("yes", "at an edge")
+        assert edge in ("yes", "no")
         values = " ".join(part.split()[1] for part in chosen.split(", "))
         scores = {words.partition(": ")[0]: float(words.partition(": ")[2]) for words in tried.split("; ")}
         assert scores[values] == max(scores.values()), label
@@ -201,6 +203,8 @@ def test_the_report_of_a_ladder_opens_with_its_figure(small_ladder: tuple[Path, 
     assert page.index("What DHP adds to a linear head, rung by rung") < page.index(
         "dhp minus linear, points of accuracy"
     )
+    for rung in (2, 3, 4):
+        assert f"Rung {rung}: what was tried on validation samples, 1 trial each" in page
 
 
 def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +213,15 @@ def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkey
     assert said == "rung-2 of split-mnist needs grid-1, which is not finished: run it too"
     run_parts(tiny(monkeypatch, ladder.GRID), tmp_path / "new", digits)
     assert list(run_parts(parts, tmp_path / "new", digits)) == [("split-mnist", "rung-2")]
+
+
+def test_a_setting_at_which_a_trial_diverged_is_the_worst(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    result = runs["split-mnist", "rung-1"].results["dhp+si"]
+    assert ladder.score(result) == pytest.approx(np.mean(result.average_accuracy[:, -1]))
+    assert ladder.score(replace(result, diverged=[Divergence(0, 0, 0)])) == -np.inf
 
 
 def test_the_rounds_of_another_search_are_refused(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:

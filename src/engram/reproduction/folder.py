@@ -62,6 +62,7 @@ def read_reproduction(folder: str | Path, unreadable: dict[str, str] | None = No
     runs: dict[tuple[str, str], Run] = {}
     missing = []
     unreadable = {} if unreadable is None else unreadable
+    # A folder without any of it was made before there was a ladder, and lacks nothing.
     ladder = any(has_started(part_folder(folder, benchmark, step)) for benchmark in PAPER_BENCHMARKS for step in STEPS)
     for benchmark in PAPER_BENCHMARKS:
         for part, title in PARTS.items():

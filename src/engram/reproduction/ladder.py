@@ -13,7 +13,7 @@ rung ends with ten trials on the test samples, and all rungs share their trials,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engram.common.errors import InputError
@@ -23,7 +23,7 @@ from engram.reproduction.search import DIVERGED, Axis, Point, best_point, propos
 from engram.runs.result import Result
 from engram.runs.run import Run
 
-PENALTIES = ("si", "online-ewc", "mas")
+ENDINGS = ("", "+si", "+online-ewc", "+mas")  # of the four methods that a head has
 PUBLISHED = {"head_init": "published"}
 TRIALS_OF_A_SETTING = 3
 
@@ -65,7 +65,7 @@ class Contestant:
     """
 
     config: Config
-    axes: tuple[Axis, ...] = field(default=())
+    axes: tuple[Axis, ...] = ()
 
     @property
     def label(self) -> str:
@@ -117,8 +117,7 @@ def with_one_budget(benchmark: str) -> list[Contestant]:
 
 def _contestants(benchmark: str, heads: Sequence[str], **changes: Any) -> list[Contestant]:
     """Each head alone, and with each penalty."""
-    seconds = ("", *(f"+{penalty}" for penalty in PENALTIES))
-    return [Contestant(preset(benchmark, head + second, **changes)) for head in heads for second in seconds]
+    return [Contestant(preset(benchmark, head + ending, **changes)) for head in heads for ending in ENDINGS]
 
 
 def _with_strength(contestant: Contestant) -> Contestant:

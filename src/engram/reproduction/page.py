@@ -38,8 +38,8 @@ from engram.report.html.run_page import (
 from engram.report.layout import Table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
+from engram.reproduction import rungs
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
-from engram.reproduction.rungs import OPPONENTS, draw_ladder, ladder_table
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
@@ -103,11 +103,11 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
             print(made.to_text())
     """
     runs = reproduction.runs
-    rungs = [made for made in (ladder_table(runs, opponent) for opponent in OPPONENTS) if made.rows]
+    ladder = [made for made in (rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS) if made.rows]
     if not any(part == "table" for _, part in runs):
-        return rungs
+        return ladder
     claims = [] if reproduction.quick else [claims_table(runs)]
-    return [*rungs, accuracy_table(runs), transfer_table(runs), *claims]
+    return [*ladder, accuracy_table(runs), transfer_table(runs), *claims]
 
 
 def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
@@ -121,7 +121,8 @@ def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
 def draw_overview(runs: Runs) -> list[Drawing]:
     """The ladder, all differences of the table in one figure, and those with the steady trace in another."""
     tables, variants = table_pairs(runs), steady_pairs(runs)
-    found = [draw_ladder(runs, opponent) for opponent in OPPONENTS if ladder_table(runs, opponent).rows]
+    compared = [opponent for opponent in rungs.OPPONENTS if rungs.ladder_table(runs, opponent).rows]
+    found = [rungs.draw_ladder(runs, opponent) for opponent in compared]
     found += [drawing.differences(tables)] if tables else []
     if variants:
         found.append(_of_variant(drawing.differences(variants)))
@@ -205,7 +206,8 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     blocks.append(figures(settings, benchmark))
     if (benchmark, "study") in runs:
         blocks.append(table(study_table(runs[benchmark, "study"].results)))
-    return blocks
+    tried = [made for made in (rungs.settings_table(runs, benchmark, rung) for rung in rungs.SEARCHED) if made.rows]
+    return [*blocks, *(table(made, "words") for made in tried)]
 
 
 def _made_with(runs: Runs) -> list[Html]:

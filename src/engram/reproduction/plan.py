@@ -105,28 +105,28 @@ def plan(
     """
     if most_trials is not None and most_trials < 1:
         raise InputError(f"the number of trials must be at least 1, not {most_trials}")
-    if quick:
-        most_trials = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
     for benchmark in benchmarks:
         check_choice("benchmark", benchmark, PAPER_BENCHMARKS)
     for part in parts:
         check_choice("part", part, tuple(PARTS))
     return [
-        _part(part, benchmark, _quick_changes(part, benchmark) if quick else {}, most_trials)
+        _part(part, benchmark, *(_quick(part, benchmark, most_trials) if quick else ({}, most_trials)))
         for part in PARTS
         for benchmark in PAPER_BENCHMARKS
         if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_RUN
     ]
 
 
-def _quick_changes(part: str, benchmark: str) -> dict[str, Any]:
-    return QUICK[benchmark] | (QUICK_MANY if part in MANY else {})
+def _quick(part: str, benchmark: str, most_trials: int | None) -> tuple[dict[str, Any], int]:
+    """What a quick reproduction changes in a part, and the most trials that it has."""
+    most = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
+    if part not in MANY:
+        return QUICK[benchmark], most
+    return QUICK[benchmark] | QUICK_MANY, most if part == "rung-4" else 1  # whose intervals need two
 
 
 def _part(name: str, benchmark: str, changes: dict[str, Any], most_trials: int | None) -> Part:
     step = STEPS.get(name) or Step(lambda benchmark, _: CONFIGS[name](benchmark))
-    if changes and name in MANY and name != "rung-4":
-        most_trials = 1
 
     def make(runs: Sequence[Run]) -> dict[str, Config]:
         return _shortened(step.configs(benchmark, runs), changes, most_trials)

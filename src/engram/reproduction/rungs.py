@@ -9,11 +9,11 @@ from engram.config.presets import title_of
 from engram.config.settings import Config
 from engram.report.figures.drawing import Drawing
 from engram.report.figures.ladder import Differences, ladder_figure
-from engram.report.layout import Table
+from engram.report.layout import Table, count
 from engram.report.pairs import Pair, baseline_of
 from engram.reproduction import ladder
 from engram.reproduction.folder import Runs
-from engram.reproduction.ladder import Contestant
+from engram.reproduction.ladder import ENDINGS, Contestant
 from engram.reproduction.search import best_point, is_closed, settings_at
 from engram.reproduction.verdicts import points
 from engram.runs.result import Result
@@ -21,8 +21,7 @@ from engram.runs.run import Run
 
 RUNGS = {1: "as published", 2: "each its own strength", 3: "one initialisation", 4: "one budget"}
 OPPONENTS = ("linear", "matched")
-PUBLISHED = ", published"
-SECONDS = ("", "+si", "+online-ewc", "+mas")  # the four methods of a head
+SEARCHED = {2: ladder.with_own_strength, 3: ladder.of_one_initialisation, 4: ladder.with_one_budget}
 
 
 def rung_results(runs: Runs, benchmark: str, rung: int) -> dict[str, Result]:
@@ -42,7 +41,7 @@ def rung_results(runs: Runs, benchmark: str, rung: int) -> dict[str, Result]:
 
     def of(part: str) -> dict[str, Result]:
         run = runs.get((benchmark, part))
-        return {} if run is None else {label.removesuffix(PUBLISHED): r for label, r in run.results.items()}
+        return {} if run is None else {label.removesuffix(", published"): r for label, r in run.results.items()}
 
     alone = {label: result for label, result in of("rung-1").items() if "+" not in label}
     second = {**alone, **of("rung-2")}
@@ -65,7 +64,7 @@ def rung_pairs(runs: Runs, benchmark: str, rung: int, opponent: str, head: str =
         >>> [pair.accuracy.mean for pair in rung_pairs(runs, "split-mnist", 1, "linear")]
     """
     found = rung_results(runs, benchmark, rung)
-    both = [(head + second, opponent + second) for second in SECONDS]
+    both = [(head + ending, opponent + ending) for ending in ENDINGS]
     return [Pair(a, b, found[a], found[b]) for a, b in both if a in found and b in found]
 
 
@@ -85,7 +84,7 @@ def ladder_table(runs: Runs, opponent: str, head: str = "dhp") -> Table:
         by_rung = {
             rung: {pair.label: pair for pair in rung_pairs(runs, benchmark, rung, opponent, head)} for rung in RUNGS
         }
-        for method in (head + second for second in SECONDS):
+        for method in (head + ending for ending in ENDINGS):
             found = {rung: by_rung[rung][method] for rung in RUNGS if method in by_rung[rung]}
             if found:
                 theirs = paper_difference(next(iter(found.values())).result.config)
@@ -107,17 +106,17 @@ def draw_ladder(runs: Runs, opponent: str, head: str = "dhp") -> Drawing:
     """
     found = []
     for benchmark in PAPER_BENCHMARKS:
-        for second in SECONDS:
+        for ending in ENDINGS:
             pairs = {
                 f"{rung}: {words}": pair
                 for rung, words in RUNGS.items()
                 for pair in rung_pairs(runs, benchmark, rung, opponent, head)
-                if pair.label == head + second
+                if pair.label == head + ending
             }
             if pairs:
                 by_rung = {rung: pair.accuracy for rung, pair in pairs.items()}
                 paper = paper_difference(next(iter(pairs.values())).result.config)
-                found.append(Differences(title_of(benchmark), second.removeprefix("+") or "alone", by_rung, paper))
+                found.append(Differences(title_of(benchmark), ending.removeprefix("+") or "alone", by_rung, paper))
     return ladder_figure(found, opponent)
 
 
@@ -132,22 +131,21 @@ def settings_table(runs: Runs, benchmark: str, rung: int) -> Table:
     Example:
         >>> settings_table(read_reproduction("results").runs, "split-mnist", 2).rows[0][1]
     """
-    of_rung = {2: ladder.with_own_strength, 3: ladder.of_one_initialisation, 4: ladder.with_one_budget}
     parts = ladder.SEARCH if rung == 4 else ladder.GRID
     sizes = ladder.search_rounds(benchmark) if rung == 4 else ladder.GRID_ROUNDS
-    rounds = [runs[benchmark, part] for part in parts if (benchmark, part) in runs]
-    contestants = [each for each in of_rung[rung](benchmark) if each.axes]
+    rounds = [runs[benchmark, part] for part in parts if (benchmark, part) in runs and runs[benchmark, part].finished]
+    contestants = [each for each in SEARCHED[rung](benchmark) if each.axes] if rounds else []
+    trials = max((config.trials for run in rounds for config in run.configs.values()), default=0)
     return Table(
-        f"{title_of(benchmark)}, rung {rung}: what was tried, three trials each, on validation samples",
-        ("contestant", "chosen", "no edge", "tried"),
-        [_tried(each, rounds, sizes) for each in contestants] if rounds else [],
+        f"Rung {rung}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %",
+        ("contestant", "chosen", "both sides tried", "all that was tried"),
+        [_tried(each, rounds, sizes) for each in contestants],
     )
 
 
 def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) -> tuple[str, ...]:
     scores = ladder.scores_of(contestant, rounds, sizes)
     best = best_point(scores)
-    tried = sorted(scores, key=lambda point: point)
 
     def words(point: tuple[float, ...]) -> str:
         return " ".join(f"{value:g}" for value in settings_at(contestant.axes, point).values())
@@ -155,8 +153,8 @@ def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) 
     return (
         contestant.label,
         ", ".join(f"{name} {value:g}" for name, value in settings_at(contestant.axes, best).items()),
-        "yes" if is_closed(len(contestant.axes), scores) else "at an edge",
-        "; ".join(f"{words(point)}: {100 * scores[point]:.2f}" for point in tried),
+        "yes" if is_closed(len(contestant.axes), scores) else "no",
+        "; ".join(f"{words(point)}: {100 * scores[point]:.2f}" for point in sorted(scores)),
     )
 
 
@@ -168,8 +166,7 @@ def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
         limit: in points of accuracy.
 
     Example:
-        >>> cells_within(read_reproduction("results").runs, 1.0)
-        (20, 32)
+        >>> near, all_cells = cells_within(read_reproduction("results").runs, 1.0)
     """
     near = total = 0
     for benchmark in PAPER_BENCHMARKS:
