@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from engram.engine.gpu.convolutions import fuse_convolutions, once, pass_on
 from engram.engine.gpu.heads import fuse_heads
-from engram.engine.gpu.rows import Step
 from engram.engine.inspection import Link, chain_of
 from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.modules import mapped
@@ -28,8 +27,7 @@ class Products:
     """Gradients of linear layers' weights as the factors of their products, g = δ xᵀ, by the names of the weights.
 
     A backward pass leaves them here instead of the gradients, which are then computed while the steps are taken and
-    never written to memory. A weight in `steps` may take its step in the backward pass already, which then reads it
-    once for both; its name is then in `taken`.
+    never written to memory.
 
     Example:
         >>> products = Products()
@@ -38,8 +36,6 @@ class Products:
 
     def __init__(self) -> None:
         self.factors: dict[str, list[tuple[Tensor, Tensor]]] = {}
-        self.steps: dict[str, Step] = {}
-        self.taken: set[str] = set()
 
     def add(self, name: str, delta: Tensor, entered: Tensor) -> None:
         """Of one call of the layer: δ (N, out, B), and x (N, in, B), or (T, in, B) where models share it."""
@@ -48,15 +44,6 @@ class Products:
     def take(self, name: str) -> list[tuple[Tensor, Tensor]]:
         """The factors of this weight, which are then forgotten; none if it has a gradient of its own, or no use."""
         return self.factors.pop(name, [])
-
-    def step_back(self, name: str, theta: Tensor, delta: Tensor, entered: Tensor, kernels: ModuleType) -> Tensor | None:
-        """Take the step of this weight if it may, and return θᵀ δ with θ from before; else None."""
-        if name not in self.steps:
-            return None
-        by_entered: Tensor | None = kernels.step_back(theta, delta, entered, self.steps[name])
-        if by_entered is not None:
-            self.taken.add(name)
-        return by_entered
 
 
 def gradient_of(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -172,19 +159,17 @@ class StackedLinear(torch.autograd.Function):
         turned, weight, out = ctx.saved_tensors
         axes = weight.shape[:2]
         delta, by_bias = ctx.kernels.pass_back(gradients[0].flatten(0, 1), out, ctx.slope)  # (N, out, B)
-        theta, by_entered, by_weight = weight.flatten(0, 1), None, None
+        by_entered = None
+        if ctx.needs_input_grad[0]:
+            theta = weight.flatten(0, 1)
+            aligned = theta.shape[2] % 4 == 0
+            product = torch.bmm(theta.mT, delta) if aligned else ctx.kernels.multiply_back(theta, delta)
+            by_entered = product.unflatten(0, axes).mT
+        by_weight = None
         if ctx.needs_input_grad[1] and ctx.products is not None and delta.shape[2] <= ctx.kernels.LARGEST_BATCH:
-            if ctx.needs_input_grad[0]:
-                by_entered = ctx.products.step_back(ctx.name, theta, delta, turned, ctx.kernels)
-            if by_entered is None:
-                ctx.products.add(ctx.name, delta, turned)
+            ctx.products.add(ctx.name, delta, turned)
         elif ctx.needs_input_grad[1]:
             by_weight = gradient_of([(delta, turned)]).view(weight.shape)
-        if ctx.needs_input_grad[0]:
-            if by_entered is None:
-                aligned = theta.shape[2] % 4 == 0
-                by_entered = torch.bmm(theta.mT, delta) if aligned else ctx.kernels.multiply_back(theta, delta)
-            by_entered = by_entered.unflatten(0, axes).mT
         return by_entered, by_weight, by_bias.unflatten(0, axes), None, None, None, None
 
 

@@ -137,11 +137,10 @@ class RehearsalSection(Section):
                 of_reference = vmap(vmap(reference, in_dims=(*own, None)))
                 against = self.gradients(of_reference({**leaves, **fixed}, buffers, state, random), leaves)
                 flat = [
-                    [gradient_of([g]) if isinstance(g, tuple) else g.flatten(0, 1) for g in some.values()]
+                    [gradient_of([g]) if isinstance(g, tuple) else g.flatten(0, 1) for g in some]
                     for some in (gradients, against)
                 ]
-                projected = vmap(project)(*flat)
-                gradients = {name: g.unflatten(0, axes) for name, g in zip(gradients, projected, strict=True)}
+                gradients = [g.unflatten(0, axes) for g in vmap(project)(*flat)]
             self.descend(leaves, gradients, rows)
         if self.storing:
             self._store(state, Batch(inputs, targets), logits.detach(), random, rows)

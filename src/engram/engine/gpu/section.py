@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -85,11 +85,7 @@ class Section:
         losses = vmap(of_a_trial, randomness="different")({**leaves, **fixed}, buffers, inputs, targets)
         if not losses.requires_grad:  # heads that only remember: there is nothing to train
             return losses.flatten()
-        # Weights whose step needs nothing but their gradient may take it in the backward pass.
-        self.products.steps = {name: self.steps[name][rows] for name in leaves if self.steps[name].moving is None}
-        gradients = self.gradients(losses, leaves)
-        self.products.steps = {}
-        self.descend(leaves, gradients, rows)
+        self.descend(leaves, self.gradients(losses, leaves), rows)
         return losses.detach().flatten()
 
     def tensors_of_step(self, rows: slice, axes: tuple[int, int]) -> tuple[Tensors, Tensors, Tensors]:
@@ -104,17 +100,14 @@ class Section:
         fixed = {n: t[rows].unflatten(0, axes) for n, t in self.rows.parameters.items() if n not in self.steps}
         return leaves, fixed, {name: buffer[rows].unflatten(0, axes) for name, buffer in self.rows.buffers.items()}
 
-    def gradients(self, losses: Tensor, leaves: Tensors) -> dict[str, Tensor | Factors]:
-        """Of each model's loss, by the names of the leaves; zeros for one that is not used: a penalty pulls it too.
+    def gradients(self, losses: Tensor, leaves: Tensors) -> list[Tensor | Factors]:
+        """Of each model's loss, for each of the leaves; zeros for one that is not used: a penalty pulls it too.
 
-        The gradient of a linear layer's weight that was used once comes as the factors of a product. A weight that took
-        its step in the backward pass has none.
+        The gradient of a linear layer's weight that was used once comes as the factors of a product.
         """
         # The sum of all losses: with a tensor of ones in its place PyTorch would import sympy, which takes seconds.
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        by_name = zip(leaves.items(), found, strict=True)
-        taken, self.products.taken = self.products.taken, set()
-        return {name: self._gradient(name, leaf, g) for (name, leaf), g in by_name if name not in taken}
+        return [self._gradient(name, leaf, g) for (name, leaf), g in zip(leaves.items(), found, strict=True)]
 
     def _gradient(self, name: str, leaf: Tensor, gradient: Tensor | None) -> Tensor | Factors:
         factors = self.products.take(name)
@@ -125,7 +118,7 @@ class Section:
             return product if gradient is None else product + gradient
         return torch.zeros_like(leaf) if gradient is None else gradient
 
-    def descend(self, leaves: Tensors, gradients: Mapping[str, Tensor | Factors], rows: slice) -> None:
+    def descend(self, leaves: Tensors, gradients: Sequence[Tensor | Factors], rows: slice) -> None:
         """Take the step of each parameter along its gradient."""
         if self.take_step is not take_step:  # which counts by itself
             self._tick(rows)
@@ -135,10 +128,10 @@ class Section:
         for moving in (False, True):
             if moving and proximal:
                 self._move_anchors()
-            for name, gradient in gradients.items():
+            for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
                 if (self.steps[name].moving is not None) != moving:
                     continue
-                theta, step = leaves[name].detach().flatten(0, 1), self.steps[name][rows]
+                theta, step = leaf.detach().flatten(0, 1), self.steps[name][rows]
                 if isinstance(gradient, tuple):
                     assert self.kernels is not None
                     self.kernels.take_product_step(theta, *gradient, step)

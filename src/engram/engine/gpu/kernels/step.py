@@ -34,7 +34,6 @@ __all__ = [
     "multiply_back",
     "pass_back",
     "read_back",
-    "step_back",
     "take_product_step",
     "take_step",
     "weight_slopes",
@@ -47,7 +46,6 @@ __all__ = [
 ALIGNED = {"BLOCK_OUT": 32, "BLOCK_IN": 32, "STAGES": 2, "num_warps": 2}
 UNALIGNED = {"BLOCK_OUT": 32, "BLOCK_IN": 64, "STAGES": 2, "num_warps": 4}
 ENOUGH = 4096  # programs for a whole GPU: where there are more tiles, a program takes several in a row
-FEWEST = 512  # programs of `_step_back`, each of which goes through all outputs: fewer leave much of a GPU idle
 LARGEST_BATCH = 128  # of a step along a product, whose factors must fit beside the tiles
 
 
@@ -208,39 +206,6 @@ def _product_step(
         _keep(own, own, own, path, t, g, new, m, v, followed, OUT * IN, place, inside, False, False)
 
 
-@Kernel
-def _step_back(
-    theta, delta, entered, by_entered, gain, shift, path, held_of, followed_of, rate_of, proximal_of, BATCH, SHARING,
-    OUT: tl.constexpr, IN: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_BATCH: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The same, and θᵀ δ with θ from before the step: θ is read once for both."""
-    model = tl.program_id(1).to(tl.int64)
-    held, followed = tl.load(held_of + model).to(tl.int64), tl.load(followed_of + model).to(tl.int64)
-    rate, proximal = tl.load(rate_of + model), tl.load(proximal_of + model)
-    i = tl.program_id(0) * BLOCK_IN + tl.arange(0, BLOCK_IN)
-    b = tl.arange(0, BLOCK_BATCH)
-    right = entered + ((model // SHARING) * IN + i[:, None]) * BATCH + b[None, :]
-    x = tl.load(right, mask=(i < IN)[:, None] & (b < BATCH)[None, :], other=0.0)
-    total = tl.zeros((BLOCK_IN, BLOCK_BATCH), dtype=tl.float32)
-    for start in tl.range(0, OUT, BLOCK_OUT, num_stages=STAGES):
-        o = start + tl.arange(0, BLOCK_OUT)
-        inside = (o < OUT)[:, None] & (i < IN)[None, :]
-        place = o[:, None] * IN + i[None, :]
-        own = theta + model * (OUT * IN) + place
-        t = tl.load(own, mask=inside, other=0.0)
-        a = tl.load(gain + held * (OUT * IN) + place, mask=inside & (held >= 0), other=0.0)
-        s = tl.load(shift + held * (OUT * IN) + place, mask=inside & (held >= 0), other=0.0)
-        left = delta + (model * OUT + o[:, None]) * BATCH + b[None, :]
-        d = tl.load(left, mask=(o < OUT)[:, None] & (b < BATCH)[None, :], other=0.0)
-        total = tl.dot(tl.trans(t), d, total, input_precision=PRECISION)
-        g = tl.dot(d, tl.trans(x), input_precision=PRECISION)
-        new, m, v = _after(t, g, a, s, t, t, held, proximal, rate, rate_of, rate_of, True, False, False, False)
-        _keep(own, own, own, path, t, g, new, m, v, followed, OUT * IN, place, inside, False, False)
-    where = by_entered + (model * IN + i[:, None]) * BATCH + b[None, :]
-    tl.store(where, total, mask=(i < IN)[:, None] & (b < BATCH)[None, :])
-
-
 def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
     """θ after a step along a gradient (N, *shape), for all models of a stack. Adam's clock has ticked before."""
     size = theta[0].numel()
@@ -265,23 +230,6 @@ def take_product_step(theta: Tensor, delta: Tensor, entered: Tensor, step: Step)
         step.rate, step.proximal, batch, num_models // len(entered), in_a_row * tile["BLOCK_IN"], outputs, inputs,
         BLOCK_BATCH=max(16, triton.next_power_of_2(batch)), PRECISION=dot_precision(), **tile,
     )  # fmt: skip
-
-
-def step_back(theta: Tensor, delta: Tensor, entered: Tensor, step: Step) -> Tensor | None:
-    """`take_product_step`, and θᵀ δ (N, in, B) with θ from before; None, and no step, where two passes are as fast."""
-    num_models, outputs, inputs = theta.shape
-    batch = delta.shape[2]
-    tile = ALIGNED if inputs % 4 == 0 else UNALIGNED
-    columns = triton.cdiv(inputs, tile["BLOCK_IN"])
-    if columns * num_models < FEWEST:
-        return None
-    by_entered = delta.new_empty(num_models, inputs, batch)
-    _step_back[(columns, num_models)](
-        theta, delta.contiguous(), entered.contiguous(), by_entered, step.gain, step.shift, step.path, step.held,
-        step.followed, step.rate, step.proximal, batch, num_models // len(entered), outputs, inputs,
-        BLOCK_BATCH=max(16, triton.next_power_of_2(batch)), PRECISION=dot_precision(), **tile,
-    )  # fmt: skip
-    return by_entered
 
 
 def _of_step(theta: Tensor, step: Step) -> tuple[tuple[Tensor, ...], dict[str, bool]]:
