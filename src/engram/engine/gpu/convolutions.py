@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from engram.engine.inspection import Link
 from engram.nn.modules import mapped
 
-MOST_CHANNELS = 512  # of a convolution's output; the kernels cannot hold the weights of more
-
 
 def fuse_convolutions(chain: Sequence[Link], kernels: ModuleType) -> None:
     """A convolution, its LeakyReLU and 2×2 max-pooling become one: the first computes all three.
@@ -54,7 +52,6 @@ def _is_plain(layer: nn.Module) -> bool:
         and layer.groups == 1
         and set(layer.stride) == set(layer.dilation) == {1}
         and layer.bias is not None
-        and layer.out_channels <= MOST_CHANNELS
     )
 
 

@@ -214,7 +214,7 @@ def read_back(
 # G is symmetric: only its lower half is read and written, tile by tile. The sums are in double precision; what a batch
 # adds is summed in single precision.
 
-TILE = 64  # of G
+TILE = 32  # of G
 
 
 def sum_precision() -> str:
@@ -291,7 +291,7 @@ def write_sums(
         features, classes, batch, num_models // len(targets), *psi.stride(), tiles,
         HAS_MOMENT=moment is not None, TILE=TILE, BLOCK_CLASS=max(16, triton.next_power_of_2(classes)),
         BLOCK_BATCH=max(16, min(64, triton.next_power_of_2(batch))), PRECISION=sum_precision(),
-        num_warps=8, num_stages=1,  # the batch is mostly one block, and more stages need more registers than there are
+        num_warps=1 if moment is None else 2, num_stages=1,
     )  # fmt: skip
 
 

@@ -17,9 +17,7 @@ MULTIPLY_BACK = {"OUTS": 16, "INS": 64, "num_warps": 2, "num_stages": 2}
 CONVOLVE = {"ROWS": 64, "CELLS": 64, "VALUES": 64, "num_warps": 4, "num_stages": 2}
 CONVOLVE_SMALL = {**CONVOLVE, "VALUES": 128, "num_stages": 1}  # for patches of at most 128 values
 WEIGHT_SLOPES = {"ROWS": 64, "CELLS": 32, "VALUES": 128, "num_warps": 4, "num_stages": 2}
-SPREAD = {"CELLS": 64, "num_warps": 4, "num_stages": 2}
-HELD = 4096  # weights of each of the four patches that a program of `_spread` holds: channels × values of a window
-ENOUGH = 1024  # programs for a whole GPU: where there are more, each takes several cells in a row
+SPREAD = {"ROWS": 128, "CELLS": 64, "VALUES": 64, "num_warps": 4, "num_stages": 2}
 FEW = 256  # programs that leave much of a GPU idle: a batch is then divided
 SPLITS = 8  # into so many parts, each with a sum of its own
 BLOCK = 512
@@ -270,46 +268,35 @@ def _weight_slopes(
 
 @Kernel
 def _spread(
-    delta, codes, weight, windows, slope, SAMPLES, SPAN, CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr,
+    delta, codes, weight, windows, slope, SAMPLES, CIN: tl.constexpr, COUT: tl.constexpr, H: tl.constexpr,
     W: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    ROWS: tl.constexpr, CELLS: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, CELLS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of each cell's window: the pixels that any of its four patches covers, (kernel + 1)²."""
     model = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # a value of the window
-    c = tl.arange(0, CHANNELS)
-    known, real = row < (KH + 1) * (KW + 1) * CIN, c < COUT
-    # The weights of a patch lie at another place in the window for each of the four; they are read once.
-    w0 = _shifted(weight + model * COUT * (KH * KW * CIN), row, c, 0, 0, CIN, COUT, KH, KW)
-    w1 = _shifted(weight + model * COUT * (KH * KW * CIN), row, c, 0, 1, CIN, COUT, KH, KW)
-    w2 = _shifted(weight + model * COUT * (KH * KW * CIN), row, c, 1, 0, CIN, COUT, KH, KW)
-    w3 = _shifted(weight + model * COUT * (KH * KW * CIN), row, c, 1, 1, CIN, COUT, KH, KW)
-    begin = tl.program_id(0) * SPAN
-    for first in range(begin, min(begin + SPAN, SAMPLES * PH * PW), CELLS):
-        cell = first + tl.arange(0, CELLS)
-        there = cell < SAMPLES * PH * PW
-        place = (model * SAMPLES * (PH * PW) + cell[:, None]) * COUT + c[None, :]
-        d = tl.load(delta + place, mask=there[:, None] & real[None, :], other=0.0).to(tl.float32)
-        code = tl.load(codes + place, mask=there[:, None] & real[None, :], other=0).to(tl.int32)
+    cell = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
+    known, there = row < (KH + 1) * (KW + 1) * CIN, cell < SAMPLES * PH * PW
+    u, v = row // ((KW + 1) * CIN), (row // CIN) % (KW + 1)
+    own = delta + (model * SAMPLES * (PH * PW) + cell) * COUT
+    own_codes = codes + (model * SAMPLES * (PH * PW) + cell) * COUT
+    theta = weight + model * COUT * (KH * KW * CIN) + (u * KW + v) * CIN + row % CIN
+    total = tl.zeros((CELLS, ROWS), dtype=tl.float32)
+    for first in range(0, COUT, VALUES):
+        c = first + tl.arange(0, VALUES)
+        inside = there[:, None] & (c < COUT)[None, :]
+        d = tl.load(own[:, None] + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        code = tl.load(own_codes[:, None] + c[None, :], mask=inside, other=0).to(tl.int32)
         d = tl.where(code >= 4, slope * d, d)
-        total = tl.dot(tl.where(code % 4 == 0, d, 0.0).to(w0.dtype), w0, input_precision=PRECISION)
-        total = tl.dot(tl.where(code % 4 == 1, d, 0.0).to(w0.dtype), w1, total, input_precision=PRECISION)
-        total = tl.dot(tl.where(code % 4 == 2, d, 0.0).to(w0.dtype), w2, total, input_precision=PRECISION)
-        total = tl.dot(tl.where(code % 4 == 3, d, 0.0).to(w0.dtype), w3, total, input_precision=PRECISION)
-        target = windows + (model * SAMPLES * (PH * PW) + cell[:, None]) * ((KH + 1) * (KW + 1) * CIN) + row[None, :]
-        tl.store(target, total, mask=there[:, None] & known[None, :])
-
-
-@triton.jit
-def _shifted(
-    theta, row, c, DOWN: tl.constexpr, RIGHT: tl.constexpr, CIN: tl.constexpr, COUT: tl.constexpr, KH: tl.constexpr,
-    KW: tl.constexpr,
-):  # fmt: skip
-    """The weights (channels, rows of a window) of the patch so far down and right in the window; 0 outside of it."""
-    i, j = row // ((KW + 1) * CIN) - DOWN, (row // CIN) % (KW + 1) - RIGHT
-    covered = (i >= 0) & (i < KH) & (j >= 0) & (j < KW)
-    source = theta + c[:, None] * (KH * KW * CIN) + ((i * KW + j) * CIN + row % CIN)[None, :]
-    return tl.load(source, mask=(c < COUT)[:, None] & covered[None, :], other=0.0)
+        for of_cell in tl.static_range(4):
+            i, j = u - of_cell // 2, v - of_cell % 2
+            covered = known & (i >= 0) & (i < KH) & (j >= 0) & (j < KW)
+            source = theta[None, :] + (c[:, None] * (KH * KW) - (of_cell // 2) * KW - of_cell % 2) * CIN
+            w = tl.load(source, mask=(c < COUT)[:, None] & covered[None, :], other=0.0)
+            some = tl.where(code % 4 == of_cell, d, 0.0).to(w.dtype)
+            total = tl.dot(some, w, total, input_precision=PRECISION)
+    target = windows + (model * SAMPLES * (PH * PW) + cell[:, None]) * ((KH + 1) * (KW + 1) * CIN) + row[None, :]
+    tl.store(target, total, mask=there[:, None] & known[None, :])
 
 
 @Kernel
@@ -407,14 +394,9 @@ def image_slopes(delta: Tensor, codes: Tensor, weight: Tensor, shape: torch.Size
     facts = _facts(shape, weight)
     cells, values = samples * facts["PH"] * facts["PW"], (facts["KH"] + 1) * (facts["KW"] + 1) * facts["CIN"]
     windows = weight.new_empty(models, cells, values)
-    channels = max(16, triton.next_power_of_2(facts["COUT"]))
-    rows = max(16, min(64, HELD // channels))
-    parts = max(1, min(triton.cdiv(cells, SPREAD["CELLS"]), ENOUGH // (models * triton.cdiv(values, rows))))
-    span = triton.cdiv(cells, parts * SPREAD["CELLS"]) * SPREAD["CELLS"]
-    _spread[(triton.cdiv(cells, span), triton.cdiv(values, rows), models)](
-        delta, codes, weight, windows, slope, samples, span, **facts,
-        ROWS=rows, CHANNELS=channels, PRECISION=dot_precision(), **SPREAD,
-    )  # fmt: skip
+    _spread[(triton.cdiv(cells, SPREAD["CELLS"]), triton.cdiv(values, SPREAD["ROWS"]), models)](
+        delta, codes, weight, windows, slope, samples, **facts, PRECISION=dot_precision(), **SPREAD
+    )
     images = weight.new_empty(shape)
     _collect[(triton.cdiv(images[0, 0].numel(), BLOCK), models * samples)](windows, images, **facts, BLOCK=BLOCK)
     return images
