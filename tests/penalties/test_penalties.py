@@ -21,10 +21,11 @@ from engram import (
     NoPenalty,
     NotFiniteError,
     OnlineEWC,
+    Penalty,
 )
 from engram.common.registry import PENALTIES as REGISTERED
 from engram.nn.networks import Network
-from engram.penalties import terms
+from engram.penalties import Quadratic, terms
 
 PENALTIES = {
     "ewc": lambda model, **o: EWC(model, strength=3.0, **o),
@@ -868,3 +869,51 @@ def test_in_force_si_s_path_does_not_see_the_penalty(plastic_model, num_passes: 
 def test_protecting_something_else_is_refused(make_penalty) -> None:
     with pytest.raises(InputError, match="no protect 'fast', only slow, in-force"):
         make_penalty(NETWORKS["dhp"](), protect="fast")
+
+
+# --- what a penalty says that it holds
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, SI, MAS])
+def test_its_repr_says_the_strength_the_weights_and_the_tasks(kind: type[Quadratic]) -> None:
+    model = NETWORKS["linear"]().double()
+    weights = sum(theta.numel() for theta in model.parameters())
+    penalty = kind(model, strength=0.5)
+    begin = f"{kind.__name__}(strength=0.5, {weights} weights protected, "
+    assert repr(penalty) == f"{begin}no task consolidated)"
+    penalty.consolidate(make_batches())
+    assert repr(penalty) == f"{begin}1 task consolidated)"
+    penalty.consolidate(make_batches(seed=1))
+    assert repr(penalty) == f"{begin}2 tasks consolidated)"
+
+
+def test_after_loading_its_repr_says_only_what_a_state_tells() -> None:
+    """The terms of EWC can be counted; those of the others are sums over any number of tasks."""
+    said = {}
+    for kind in (EWC, SI):
+        model = NETWORKS["linear"]().double()
+        penalty, other = kind(model, strength=0.5), kind(model, strength=0.5)
+        other.load_state_dict(penalty.state_dict())
+        assert repr(other).endswith("no task consolidated)")
+        for seed in range(2):
+            penalty.consolidate(make_batches(seed=seed))
+        other.load_state_dict(penalty.state_dict())
+        said[kind] = repr(other)
+        other.load_state_dict(kind(model, strength=0.5).state_dict())
+        other.consolidate(make_batches())
+        assert repr(other).endswith(" 1 task consolidated)")
+    assert said[EWC].endswith(" 2 tasks consolidated)")
+    assert said[SI].endswith(" at least 1 task consolidated)")
+
+
+def test_the_repr_of_what_consolidates_in_its_own_way_is_short() -> None:
+    class Absolute(Penalty):
+        def loss(self) -> Tensor:
+            return torch.zeros(())
+
+        def consolidate(self, batches=(), classes=None) -> None:
+            pass
+
+    model = nn.Linear(1000, 2)
+    assert repr(Absolute(model, strength=10)) == "Absolute(strength=10, 2,002 weights protected)"
+    assert repr(NoPenalty(model)) == "NoPenalty()"

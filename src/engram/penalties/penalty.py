@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError, check_choice
 from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
-from engram.penalties.terms import Batches, Classes, State, with_rows
+from engram.penalties.terms import Batches, Classes, State, fitted, with_rows
 
 VERBS = ("loss", "proximal_step", "after_backward", "after_step", "consolidate")
 
@@ -67,6 +67,7 @@ class Penalty(ABC):
 
     remembers: ClassVar[bool] = True  # False for a penalty whose `consolidate` never does anything
     _custom_verbs: ClassVar[tuple[str, ...]] = ()
+    num_tasks: int | None = 0  # how many were consolidated; None after a state was loaded, which does not say
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Record the verbs that a class defines. One whose verbs an engine need not call declares `_custom_verbs`."""
@@ -89,6 +90,15 @@ class Penalty(ABC):
         # what the trace adds to a slow weight; the penalty reads it, and moves the slow weight only
         self.fast = fast_parts(model, self.parameters) if protect == "in-force" else {}
         self.state: State = self.initial_state(self.parameters)
+
+    def __repr__(self) -> str:
+        num_weights = sum(theta.numel() for theta in self.parameters.values())
+        facts = [f"strength={self.strength:g}", f"{num_weights:,} weights protected", self.held()]
+        return f"{type(self).__name__}({', '.join(filter(None, facts)) if self.remembers else ''})"
+
+    def held(self) -> str:
+        """What it has consolidated so far, in words; "" where a class does not say."""
+        return ""
 
     # --- the five verbs
 
@@ -178,13 +188,13 @@ class Penalty(ABC):
             >>> penalty.load_state_dict(torch.load("model.pt")["penalty"])
         """
         expected = self.expected_state(state)
-        fitted = {key: _fit(key, state.get(key), like) for key, like in expected.items()}
+        loaded = {key: fitted(key, state.get(key), like) for key, like in expected.items()}
         unknown = [key for key in state if key not in expected]
         if unknown:
             raise InputError(
                 f"this state does not belong to {type(self).__name__} of this model: {unknown[0]!r} is unknown"
             )
-        self.state = fitted
+        self.state, self.num_tasks = loaded, None
 
     def expected_state(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Tensors of the shapes that a state to be loaded must have.
@@ -277,13 +287,3 @@ def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None
                 f"a penalty can follow layers that grew, but {name!r} has shape {tuple(theta.shape)}, "
                 f"and had {tuple(then.shape)}"
             )
-
-
-def _fit(key: str, tensor: Tensor | None, like: Tensor) -> Tensor:
-    """A copy of a loaded tensor, on the device and of the type of the one that it stands for."""
-    if tensor is None or tensor.shape != like.shape:
-        found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}, not {tuple(like.shape)}"
-        raise InputError(f"this state is not of this model: {key!r} {found}")
-    if tensor.is_complex() and not like.is_complex():
-        raise InputError(f"this state is not of this model: {key!r} is of {tensor.dtype}")
-    return tensor.to(device=like.device, dtype=like.dtype, copy=True)

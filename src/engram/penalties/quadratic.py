@@ -18,13 +18,12 @@ from engram.penalties.terms import (
     Batches,
     Classes,
     Pull,
+    QuadraticForm,
     Settings,
     State,
     Term,
     Weights,
     check_finite,
-    cost,
-    gradient,
     gradient_pull,
     proximal_pull,
     remember,
@@ -81,7 +80,7 @@ class Quadratic(Penalty):
         if self._alive is not self.state:  # once between two consolidations
             self.check_alive()
             self._alive = self.state
-        return _QuadraticForm.apply(self, *self.parameters.values())
+        return QuadraticForm.apply(self, *self.parameters.values())
 
     @torch.no_grad()
     def proximal_step(self, learning_rate: float | Optimizer) -> None:
@@ -199,7 +198,9 @@ class Quadratic(Penalty):
         Example:
             >>> penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
         """
+        before = self.num_tasks if self.terms else 0
         self.state = remember(self.state, importance, self.anchors(), self.keeps_every_term, self.gamma)
+        self.num_tasks = None if before is None else before + 1
         self._alive = self._terms = self._pull = None  # which would keep the last state in memory
 
     def in_force(self, parameters: Weights) -> dict[str, Tensor]:
@@ -225,6 +226,14 @@ class Quadratic(Penalty):
             raise InputError(f"this state does not belong to {type(self).__name__}: it has {num_terms} terms, not one")
         own: dict[str, Tensor] = dict(self.parameters)
         return {**state_of([Term(own, own)] * num_terms), **super().expected_state(state)}
+
+    def held(self) -> str:
+        if not self.terms:
+            return "no task consolidated"
+        known = len(self.terms) if self.keeps_every_term else self.num_tasks
+        if not known:  # one term is the sum over any number of tasks
+            return "at least 1 task consolidated"
+        return f"{known} task{'s' if known > 1 else ''} consolidated"
 
     def grown_state(self) -> State:
         none, now = {name: torch.zeros_like(theta) for name, theta in self.parameters.items()}, self.anchors()
@@ -278,23 +287,3 @@ class NoPenalty(Quadratic):
         classes: Classes = None,
     ) -> dict[str, Tensor]:
         return {name: torch.zeros_like(theta) for name, theta in parameters.items()}
-
-
-class _QuadraticForm(torch.autograd.Function):
-    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights."""
-
-    @staticmethod
-    def forward(ctx: Any, penalty: Quadratic, *theta: Tensor) -> Tensor:
-        ctx.penalty = penalty
-        ctx.save_for_backward(*theta)
-        weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
-        return cost(penalty.terms, weights, penalty.strength)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        penalty, (scale,) = ctx.penalty, outer
-        penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
-        if not penalty.terms:
-            return (None,) * (1 + len(ctx.saved_tensors))
-        weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
-        return None, *(scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values())

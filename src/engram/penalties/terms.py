@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.common.errors import NotFiniteError
+from engram.common.errors import InputError, NotFiniteError
 
 State = dict[str, Tensor]  # what a penalty remembers; a tensor of one weight is called "GROUP.NAME OF THE WEIGHT"
 Weights = Mapping[str, Tensor]
@@ -249,3 +249,46 @@ def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> State:
     for key, tensor in old.items():
         (larger[key][: len(tensor)] if tensor.ndim else larger[key]).copy_(tensor)
     return larger
+
+
+class QuadraticForm(torch.autograd.Function):
+    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights.
+
+    Its first input is the penalty, and the others are its weights.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, penalty: Any, *theta: Tensor) -> Tensor:
+        ctx.penalty = penalty
+        ctx.save_for_backward(*theta)
+        weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
+        return cost(penalty.terms, weights, penalty.strength)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        penalty, (scale,) = ctx.penalty, outer
+        penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
+        if not penalty.terms:
+            return (None,) * (1 + len(ctx.saved_tensors))
+        weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
+        return None, *(scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values())
+
+
+def fitted(key: str, tensor: Tensor | None, like: Tensor) -> Tensor:
+    """A copy of a loaded tensor, on the device and of the type of the one that it stands for.
+
+    Args:
+        key: its name in the state.
+        tensor: the one that was loaded; None if there is none.
+        like: the one that it stands for.
+
+    Example:
+        >>> fitted("path.weight", torch.ones(2), torch.zeros(2, dtype=torch.float64)).dtype
+        torch.float64
+    """
+    if tensor is None or tensor.shape != like.shape:
+        found = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}, not {tuple(like.shape)}"
+        raise InputError(f"this state is not of this model: {key!r} {found}")
+    if tensor.is_complex() and not like.is_complex():
+        raise InputError(f"this state is not of this model: {key!r} is of {tensor.dtype}")
+    return tensor.to(device=like.device, dtype=like.dtype, copy=True)
