@@ -49,7 +49,7 @@ from engram.runs.result import versions
 TABLE = "Table I"
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")  # of Triton, CUDA and Engram's C library
 TASK = re.compile(r", task (\d+)/\d+: ")  # a line of `engram run`, printed when a task has been learned
-PART = re.compile(r"^([\w-]+): table, .* in .* s$")  # of `engram reproduce`, when a column has ended
+PART = re.compile(r"^([\w-]+): table, .* in .* s(; \d+ diverged)?$")  # of `engram reproduce`, when a column has ended
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,8 @@ def add_steps(columns: Sequence[Column], options: argparse.Namespace, report: Ca
         changes |= parse_setting(text)
     notes: list[str] = []
     for column in columns:
-        benchmarks = {name: {} for name in column.rounds[0].parts} if column.name == TABLE else {column.name: changes}
+        parts = column.rounds[0].parts if column.rounds else ()
+        benchmarks = {name: {} for name in parts} if column.name == TABLE else {column.name: changes}
         for benchmark, settings in benchmarks.items():
             report(f"{benchmark}, steps")
             steps, new = measure_steps(benchmark, settings, options)
@@ -220,15 +221,16 @@ def table_of(columns: Sequence[Column], notes: Sequence[str]) -> Table:
 
     rows = []
     for column in columns:
-        cold, *again = column.rounds
-        warm = min(again, key=lambda one: one.seconds, default=None)
+        cold = column.rounds[0] if column.rounds else None
+        warm = min(column.rounds[1:], key=lambda one: one.seconds, default=None)
+        last = warm or cold
         rows.append(
             (
                 column.name if column.name == TABLE else title_of(column.name),
-                cell(cold.seconds),
+                cell(cold.seconds if cold else None),
                 cell(warm.seconds if warm else None),
                 *(cell(one.start if one else None) for one in (cold, warm)),
-                cell((warm or cold).task),
+                cell(last.task if last else None),
                 cell(column.in_all(lambda one: one.steps * one.stack_ms / 1e3)),
                 cell(column.in_all(lambda one: one.steps * one.floor_ms / 1e3)),
                 cell(column.in_all(lambda one: one.seconds(PLAIN))),
@@ -267,7 +269,9 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--benchmarks", default=usual, help=f"by commas, of {', '.join(PAPER_BENCHMARKS)}")
     parser.add_argument("--table", action="store_true", help="engram reproduce --part table too, as one command")
     parser.add_argument("--quick", action="store_true", help="of --table: engram reproduce --quick")
-    parser.add_argument("--rounds", type=int, default=2, help="of each command: the first with nothing compiled")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="of each command: the first with nothing compiled; 0: only steps"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="for each contestant of the steps; 0: no steps")
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="no plain loop by torch.compile")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="passed on to engram run")
@@ -286,8 +290,8 @@ def main(arguments: list[str]) -> None:
     try:
         for name in names:
             check_choice("benchmark", name, PAPER_BENCHMARKS)
-        if options.rounds < 1:
-            raise InputError(f"there must be at least one round, not {options.rounds}")
+        if options.rounds < 0:
+            raise InputError(f"the number of rounds must not be negative, and is {options.rounds}")
         if options.out is not None and (options.out / RECORD).exists():
             raise InputError(f"{options.out} holds a record already")
         notes = [f"{note}." for note in busy_notes()]

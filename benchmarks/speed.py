@@ -93,8 +93,9 @@ class Bench:
                 if head in workload.heads:
                     config = workload.config(head, penalty)
                     stacks[f"engram {head}, {penalty}"] = [(config, trial) for trial in range(size)]
-        if size > 1:
-            stacks[MIX] = workload.mixed(size, self.plan.penalties)
+        mixed = workload.mixed(size, self.plan.penalties)
+        if size > 1 and size % len({id(config) for config, _ in mixed}) == 0:  # a stack has whole trials
+            stacks[MIX] = mixed
         return stacks
 
     def _engram(self, workload: Workload, name: str, models: Models) -> Take:

@@ -9,8 +9,11 @@ from pathlib import Path
 import columns
 import pytest
 import timing
-from columns import MIX, PLAIN, TABLE, Column, Round, Steps, command_of, main, measure_steps, parser_of, table_of
-from draw import drawing_of
+from columns import MIX, PART, PLAIN, TABLE, Column, Round, Steps, command_of, main, measure_steps, parser_of, table_of
+from draw import drawing_of, plain_times_of
+from draw import main as draw
+
+from engram.config.paper import PAPER_BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--set", "dataset=mnist-small", "--set", "max_samples=40", "--set", "epochs=1", "--set", "trials=1"]
@@ -86,7 +89,7 @@ def test_commands_are_those_that_a_user_types() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--benchmarks", "mnist"), ("--rounds", "0"), ("--set", "epochs=no", "--rounds", "1")]
+    "wrong", [("--benchmarks", "mnist"), ("--rounds", "-1"), ("--set", "epochs=no", "--rounds", "1")]
 )
 def test_what_cannot_be_measured_is_refused(wrong: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -112,6 +115,37 @@ def test_picture_shows_now_before_and_the_plain_loop() -> None:
         (TABLE, "plain loop, steps alone", 80.0),
     ]
     assert drawing.to_bytes("png").startswith(b"\x89PNG")
+
+
+def test_columns_of_several_records_are_drawn_as_one(tmp_path: Path) -> None:
+    def column(name: str, *seconds: float) -> dict:
+        steps = asdict(Steps(name, 1000, 80, 0.5, 0.25, {PLAIN: [1.0, 1.0]}))
+        return {"name": name, "rounds": [asdict(Round(each, [], {})) for each in seconds], "steps": [steps]}
+
+    records = [[column("split-mnist", 9.0)], [column(name) for name in PAPER_BENCHMARKS if name != "split-mnist"]]
+    paths = [tmp_path / f"{k}.json" for k in range(2)]
+    for path, own in zip(paths, records, strict=True):
+        path.write_text(json.dumps({"date": "2025-02-01", "hardware": "a GPU", "columns": own}))
+    draw([*map(str, paths), "--out", str(tmp_path / "picture.png")])
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    merged = {"date": "", "hardware": "", "columns": records[0] + records[1]}
+    assert drawing_of(merged).rows == [
+        ("split-mnist", "Engram, ", 9.0),
+        ("split-mnist", "plain loop, steps alone", 80.0),
+    ]
+    assert plain_times_of(merged)[TABLE] == 4 * 80.0
+
+
+def test_steps_can_be_measured_without_the_command() -> None:
+    steps = Steps("split-mnist", 1000, 80, 0.5, 0.25, {PLAIN: [1.0] * 3})
+    (row,) = table_of([Column("split-mnist", "engram run split-mnist", [], [steps])], []).rows
+    assert row == ("Split MNIST", "–", "–", "–", "–", "–", "0.5", "0.2", "80.0", "–")
+
+
+@pytest.mark.parametrize("ending", ["", "; 31 diverged"])
+def test_end_of_a_column_is_seen_in_what_reproduce_says(ending: str) -> None:
+    found = PART.match(f"vision-mixture: table, 80 models in 490 s{ending}")
+    assert found is not None and found[1] == "vision-mixture"
 
 
 def test_records_of_columns_can_be_drawn() -> None:

@@ -107,6 +107,14 @@ def test_mixed_stack_holds_the_papers_methods_trial_after_trial() -> None:
     assert [config.method for config, _ in wide[:4]] == [method for method in PAPER_METHODS if "dhp" not in method]
 
 
+@pytest.mark.parametrize(
+    ("penalties", "mixed"), [(("none", "si", "mas", "online-ewc"), True), (("none", "si", "mas"), False)]
+)
+def test_mixed_stack_has_whole_trials(penalties: tuple[str, ...], mixed: bool) -> None:
+    bench = Bench(Plan("cpu", sizes=(80,), penalties=penalties), CPU, torch.float32)
+    assert (MIX in bench._stacks(WORKLOADS["mlp"], 80)) == mixed
+
+
 def test_memory_counts_each_tensor_once() -> None:
     mlp = WORKLOADS["mlp"]
     si = mlp.learner(mlp.config("dhp", "si"), 0, CPU, torch.float32)

@@ -130,11 +130,11 @@ def _sum(tensors: Iterable[Tensor]) -> int:
 
 
 def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
-    """What a step keeps of its batch until the backward pass, and the gradient of the largest of these tensors.
+    """What a step keeps of its batch until the backward pass, and the largest gradient that this makes.
 
-    A convolution's backward pass makes as much as the patches of its inputs. A memory head makes its features ψ, and
-    again in double precision. Weights are not counted: they are there in any case. A rehearsal also has the random
-    numbers of the next steps, for batches of the usual size and for a shorter last one.
+    A convolution's backward pass makes as much as the patches of its inputs, and frees it. A memory head makes its
+    features ψ, and again in double precision. Weights are not counted: they are there in any case. A rehearsal also has
+    the random numbers of the next steps, for batches of the usual size and for a shorter last one.
 
     Args:
         learner: before its first task.
@@ -174,8 +174,7 @@ def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
         losses = [model(inputs)] if rehearsal is None else _rehearsed(rehearsal, model, learner.remembered, inputs)
     del losses
     numbers = 0 if rehearsal is None else sum(map(math.prod, rehearsal.draws(batch_size).values()))
-    sizes = [*kept.values(), *patches]
-    of_batch = (sum(sizes) + max(sizes) + sum(made)) * batch_size // len(inputs)
+    of_batch = (sum(kept.values()) + max([*kept.values(), *patches]) + sum(made)) * batch_size // len(inputs)
     return of_batch + 2 * LONGEST_PIECE * numbers * torch.float64.itemsize
 
 
