@@ -145,7 +145,8 @@ def test_steps_can_be_measured_without_the_command() -> None:
 @pytest.mark.parametrize("ending", ["", "; 31 diverged"])
 def test_end_of_a_column_is_seen_in_what_reproduce_says(ending: str) -> None:
     found = PART.match(f"vision-mixture: table, 80 models in 490 s{ending}")
-    assert found is not None and found[1] == "vision-mixture"
+    assert found is not None
+    assert found[1] == "vision-mixture"
 
 
 def test_records_of_columns_can_be_drawn() -> None:
