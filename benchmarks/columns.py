@@ -44,7 +44,7 @@ from engram.data.batches import num_batches
 from engram.data.sources import chosen_folder, named_folder
 from engram.engine.build import build_streams, choose_device, load_datasets, precision_of
 from engram.report.layout import Table
-from engram.runs.result import versions
+from engram.runs.folder import versions
 
 TABLE = "Table I"
 CACHES = ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME")  # of Triton, CUDA and Engram's C library

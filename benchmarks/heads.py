@@ -33,7 +33,7 @@ from engram.common.files import write_atomically
 from engram.config.presets import title_of
 from engram.engine.build import choose_device, precision_of
 from engram.report.figures.drawing import COLOURS, INK, new_figure
-from engram.runs.result import versions
+from engram.runs.folder import versions
 
 FEATURES = (250, 500, 1000, 2000, 5000, 10_000, 20_000)
 MOST_ON_CPU = 5000  # 20,000 features have a second moment of 3 GB

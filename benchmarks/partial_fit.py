@@ -43,7 +43,7 @@ from engram.common.errors import InputError, check_choice
 from engram.common.files import write_atomically
 from engram.data.sources import load
 from engram.report.layout import Table
-from engram.runs.result import versions
+from engram.runs.folder import versions
 from engram.sklearn import ContinualClassifier
 from engram.sklearn.features import ROWS, Features
 from engram.sklearn.sums import blocks

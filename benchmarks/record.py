@@ -19,7 +19,7 @@ from workloads import HEADS, PENALTIES, USUAL_PENALTIES, WORKLOADS, Memory
 from engram.common.errors import InputError, check_choice
 from engram.common.files import write_atomically
 from engram.report.layout import Table
-from engram.runs.result import versions
+from engram.runs.folder import versions
 
 RECORD = "record.json"
 MB = 1e6

@@ -29,7 +29,7 @@ from engram.common.errors import InputError
 from engram.common.files import write_atomically
 from engram.engine.build import choose_device, precision_of
 from engram.report.figures.drawing import save_drawings
-from engram.runs.result import versions
+from engram.runs.folder import versions
 
 PARTS = {"stack": grow_stacks, "tasks": grow_tasks, "classes": grow_classes}
 Part = StrEnum("Part", list(PARTS))

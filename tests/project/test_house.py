@@ -30,6 +30,8 @@ import engram
 engram.DHPSoftmax(10, 5)
 print(*set(sys.modules) - before)
 """
+# Methods that people expect of a class, made by a room above it. Such a room is loaded by name when one is called.
+BY_NAME = {"runs.result": {"report"}}
 MOST_LINES = 300
 MOST_MODULES = 150  # without the `__init__.py` of packages
 
@@ -61,6 +63,18 @@ def test_imports_go_in_one_direction() -> None:
             continue
         for other in imported_rooms(path) - {room}:
             assert level[other] < level[room], f"{name} must not import {other}"
+
+
+def named_rooms(path: Path) -> set[str]:
+    """The rooms that a module loads by name, with `import_module`."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "import_module"]
+    names = {argument.value for argument in given if isinstance(argument, ast.Constant)}
+    return {name.split(".")[1] for name in names if name.startswith("engram.")}
+
+
+def test_only_the_methods_of_a_result_load_a_room_by_name() -> None:
+    assert {name: rooms for name, path in modules().items() if (rooms := named_rooms(path))} == BY_NAME
 
 
 def test_a_first_head_imports_two_rooms_and_no_more_of_pytorch_than_import_torch_does() -> None:

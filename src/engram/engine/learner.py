@@ -112,8 +112,8 @@ class Progress:
 
     done: float
     task: int
-    configs: Mapping[str, Config] = field(default_factory=dict)
-    outcomes: Mapping[Key, Outcome] = field(default_factory=dict)
+    configs: Mapping[str, Config] = field(default_factory=dict, repr=False)
+    outcomes: Mapping[Key, Outcome] = field(default_factory=dict, repr=False)
     task_ended: bool = False
     note: str | None = None
 

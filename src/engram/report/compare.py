@@ -148,5 +148,26 @@ def differences_table(sides: Sequence[Side]) -> Table:
     return Table(f"What differs from {first}", columns, rows, (*([how_paired(found)] if found else []), *notes))
 
 
+def compare_two(result: Result, baseline: Result) -> Table:
+    """One result minus another, in pairs of trials.
+
+    Args:
+        result: the one whose gain is asked for.
+        baseline: the one that is subtracted.
+
+    Example:
+        print(compare_two(run.results["dhp+si"], run.results["si"]).to_text())
+    """
+    # Results of one `run_many` share the record of their data, and so their custom stream.
+    against = why_not_paired(result, baseline, same_data=True if result.data is baseline.data else None)
+    if against:
+        raise InputError(f"the trials of these results cannot be paired: {against}")
+    pair = Pair(result.config.method, baseline.config.method, result, baseline)
+    sizes = (*difference_cells(pair.accuracy, 100, 2), *difference_cells(pair.transfer, 1, 3))
+    columns = ("method", "ACC points", "95% interval", "BWT", "95% interval", "pairs")
+    row = (f"{pair.label} − {pair.baseline_label}", *sizes, str(pair.accuracy.num_trials))
+    return Table("Difference, trial by trial", columns, [row], (how_paired([pair]),))
+
+
 def _accuracy(result: Result) -> str:
     return f"{with_error(final(result))}, {number(metrics.estimate(result.bwt).mean, 3)}"

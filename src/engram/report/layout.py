@@ -27,6 +27,15 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     notes: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from engram.report.html.page import table  # late: pages are made of tables
+
+        return table(self)
+
     def to_markdown(self) -> str:
         """The title in bold, the table, and a paragraph for each note."""
         lines = [

@@ -16,8 +16,7 @@ from engram.engine.learner import Report, StopAsked, never_stop, no_report
 from engram.engine.training import Runtime
 from engram.reproduction.folder import IN_THE_TABLES, part_folder
 from engram.reproduction.plan import Part
-from engram.runs.folder import claim_group
-from engram.runs.result import versions
+from engram.runs.folder import claim_group, versions
 from engram.runs.run import REPRODUCTION, Run, has_started, read_run
 from engram.runs.start import check_run, complete_run
 

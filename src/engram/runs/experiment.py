@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -17,7 +16,7 @@ from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, check_together, train
 from engram.penalties import Penalty
-from engram.runs.result import Result, results_of
+from engram.runs.result import Result, label_configs, results_of
 
 
 def run(
@@ -137,15 +136,6 @@ def run_many(
         source, provenance = Source(stream=stream), [stream.provenance()]
     outcomes = train(labelled, source, runtime, custom=custom, report=report)
     return list(results_of(labelled, outcomes, provenance).values())
-
-
-def label_configs(configs: Sequence[Config]) -> Mapping[str, Config]:
-    """A label for each config: its method; where several have the same, with the position in front."""
-    times = Counter(config.method for config in configs)
-    return {
-        config.method if times[config.method] == 1 else f"{position}-{config.method}": config
-        for position, config in enumerate(configs)
-    }
 
 
 def _check_stream(configs: Sequence[Config], needed: bool) -> None:

@@ -8,14 +8,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engram.common.errors import InputError
 from engram.common.files import replacement
-from engram.config.settings import SETTINGS
+from engram.config.settings import SETTINGS, check_name
 from engram.runs.result import Result
 from engram.runs.run import read_run
 from engram.runs.store import Report, Row
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 NAMED: dict[str, type] = {"run": str, "kind": str, "label": str, "state": str, "started": str}
 MEASURED: dict[str, type] = {"average_accuracy": float, "bwt": float, "forgetting": float, "forward_transfer": float}
@@ -65,6 +68,33 @@ def export(
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from error
     return table.written, table.without_results
+
+
+def frame_of(result: Result, matrix: bool = False, settings: Sequence[str] = ()) -> DataFrame:
+    """A result as a pandas DataFrame.
+
+    Args:
+        result: any.
+        matrix: as in `export`.
+        settings: settings that are columns in front.
+
+    Example:
+        >>> frame_of(result, settings=("method", "strength"))
+    """
+    for name in settings:
+        check_name(name)
+    try:
+        from pandas import DataFrame  # late: it is an extra
+    except ImportError as error:
+        raise InputError("pandas is not installed: pip install 'engram-cl[pandas]'") from error
+    names = [*settings, "trial", *(IN_MATRIX if matrix else ("diverged", *(n for n in MEASURED if n != "diverged")))]
+    found = [
+        {name: getattr(result.config, name) for name in settings} | cells
+        for cells in (_matrices(result) if matrix else _trials(result))
+    ]
+    frame = DataFrame(found, columns=names)
+    measured = [name for name in names if MEASURED.get(name, IN_MATRIX.get(name)) is float]
+    return frame.astype(dict.fromkeys(measured, float))  # a column of None alone would hold objects
 
 
 class _Rows:

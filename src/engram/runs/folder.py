@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import platform
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from engram import __version__
 from engram.common.errors import InputError, reason
 from engram.common.files import is_file_at, locked, read_json, write_atomically
 from engram.config.settings import Config
@@ -27,7 +31,7 @@ from engram.runs.format import (
     write_description,
     write_results,
 )
-from engram.runs.result import Result, versions
+from engram.runs.result import Result
 
 LOG = "log.txt"
 SECONDS_TO_RETRY = 1.0  # after results could not be written
@@ -259,3 +263,17 @@ def changes_since(then: Any, here: Mapping[str, Any]) -> str | None:
 def now() -> str:
     """The time of day, for people to read. No duration is computed from it, since a clock may be changed."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Of everything that the numbers may depend on."""
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "engram": __version__,
+        # As a package itself says, which may name its build too; asking does not import it.
+        **{
+            name: str(sys.modules[name].__version__) if name in sys.modules else metadata.version(name)
+            for name in ("torch", "numpy", "scipy")
+        },
+    }

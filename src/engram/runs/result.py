@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import platform
-import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engram import __version__
 from engram.common.errors import InputError
 from engram.config.settings import Config
 from engram.runs import metrics
 from engram.runs.metrics import Array
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
     from engram.engine.learner import Outcome
 
 MEAN = -1  # the trial of dynamics that are means over trials
@@ -51,6 +52,8 @@ class Divergence:
 @dataclass(frozen=True)
 class Result:
     """One config's accuracies, trial by trial. What was not measured, after a divergence for example, is NaN.
+
+    A notebook shows a result as its `summary`.
 
     Args:
         config: the settings.
@@ -125,6 +128,85 @@ class Result:
         """How many trials have learned all tasks; those that diverged have not."""
         return int(np.isfinite(self.average_accuracy[:, -1]).sum())
 
+    def __repr__(self) -> str:
+        config = self.config
+        accuracy, sem, finished = metrics.mean_and_sem(self.average_accuracy[:, -1])
+        facts = [f"{config.method} on {config.benchmark} ({config.dataset})", f"{config.num_tasks} tasks"]
+        facts.append(f"{finished} of {config.trials} trials")
+        if finished:
+            error = f" ± {100 * sem:.2f}" if finished > 1 else ""
+            facts += [f"accuracy {100 * accuracy:.2f}{error} %", f"BWT {metrics.mean_and_sem(self.bwt)[0]:.3f}"]
+        return f"<Result: {', '.join(facts)}>"
+
+    def _repr_html_(self) -> str:
+        return str(self.summary()._repr_html_())
+
+    def summary(self, *others: Result) -> Any:
+        """The table that `engram table` prints: accuracy, BWT, first and last task, with notes.
+
+        Args:
+            others: further results of the same benchmark, a row for each.
+
+        Returns:
+            A `Table`. `print` writes it as text, a notebook shows it, and `to_markdown` and `to_csv` return text.
+
+        Example:
+            >>> print(result.summary().columns)
+            ('method', 'ACC %', '± SEM', 'BWT', 'first %', 'last %')
+        """
+        return import_module("engram.report.tables").summary(label_results((self, *others)))
+
+    def compare(self, baseline: Result) -> Any:
+        """What this result has more than another, in pairs of trials, with 95% intervals.
+
+        Trial k of both must have had the same tasks: the same benchmark, dataset, seed and number of tasks. Two
+        results of a custom stream must come from one `engram.run_many`, since nothing else tells that it is the same.
+
+        Args:
+            baseline: the result that is subtracted.
+
+        Returns:
+            A `Table`, as `summary` returns.
+
+        Raises:
+            InputError: if trials cannot be paired.
+
+        Example:
+            >>> result.compare(result).rows[0][1:3]
+            ('+0.00', '[+0.00, +0.00]')
+        """
+        return import_module("engram.report.compare").compare_two(self, baseline)
+
+    def plot(self, *others: Result, figure: str = "accuracy") -> Figure:
+        """A figure of this result, or of several. A notebook shows it; `savefig` writes it to a file.
+
+        Args:
+            others: further results of the same benchmark.
+            figure: one of those that `engram figures` draws: "accuracy" (the average over the tasks so far),
+                "first-and-latest", "matrices" or "dynamics" (of the trace).
+
+        Example:
+            >>> result.plot(figure="matrices").savefig("matrices.png")
+        """
+        return import_module("engram.report.figures").draw_one(label_results((self, *others)), figure).figure
+
+    def to_frame(self, *, matrix: bool = False, settings: Sequence[str] = ("method",)) -> DataFrame:
+        """The numbers as a pandas DataFrame, with the columns of `engram runs export`. It needs pandas.
+
+        Args:
+            matrix: a row for each accuracy that was measured, on `task` after this many tasks (`after`; 0 is before
+                the first), in place of a row for each trial.
+            settings: settings to put in front as columns, so that several frames can be joined.
+
+        Example:
+            >>> frame = result.to_frame()
+            >>> list(frame.columns[:4])
+            ['method', 'trial', 'diverged', 'average_accuracy']
+        """
+        from engram.runs.export import frame_of  # late: it reads runs, which are made of results
+
+        return frame_of(self, matrix, settings)
+
     def save(self, path: str | Path) -> None:
         """Write the result into a new or empty folder, as a run with one label, its method.
 
@@ -164,6 +246,20 @@ class Result:
         return result
 
 
+def label_configs(configs: Sequence[Config]) -> dict[str, Config]:
+    """A label for each config: its method; where several have the same, with the position in front."""
+    times = Counter(config.method for config in configs)
+    return {
+        config.method if times[config.method] == 1 else f"{position}-{config.method}": config
+        for position, config in enumerate(configs)
+    }
+
+
+def label_results(results: Sequence[Result]) -> dict[str, Result]:
+    """Results by label, as `label_configs` names their configs."""
+    return dict(zip(label_configs([result.config for result in results]), results, strict=True))
+
+
 def results_of(
     configs: Mapping[str, Config], outcomes: Mapping[tuple[str, int], Outcome], data: list[dict[str, Any]]
 ) -> dict[str, Result]:
@@ -195,17 +291,3 @@ def _result_of(config: Config, outcomes: Mapping[int, Outcome], data: list[dict[
         data=data,
         kept=next((outcome.kept for outcome in outcomes.values()), None),
     )
-
-
-def versions() -> dict[str, str]:
-    """Of everything that the numbers may depend on."""
-    return {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "engram": __version__,
-        # As a package itself says, which may name its build too; asking does not import it.
-        **{
-            name: str(sys.modules[name].__version__) if name in sys.modules else metadata.version(name)
-            for name in ("torch", "numpy", "scipy")
-        },
-    }

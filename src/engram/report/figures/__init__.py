@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, check_choice
 from engram.report.figures.curves import accuracy_curves, first_and_latest, has_dynamics, trace_dynamics
 from engram.report.figures.differences import differences, paper_against_ours
 from engram.report.figures.drawing import FORMATS, Drawing, check_no_run, parse_formats, save_drawings, to_svg
@@ -28,6 +28,7 @@ __all__ = [
     "differences",
     "draw",
     "draw_all",
+    "draw_one",
     "draw_run",
     "draw_sweep",
     "first_and_latest",
@@ -42,6 +43,12 @@ __all__ = [
     "write_figures",
 ]
 
+BY_NAME: dict[str, Callable[[Mapping[str, Result]], Drawing]] = {
+    "accuracy": accuracy_curves,
+    "first-and-latest": first_and_latest,
+    "matrices": accuracy_matrices,
+    "dynamics": trace_dynamics,
+}
 MOST_SHOWN = 16  # labels in one figure: with more, lines cannot be told apart
 
 
@@ -69,6 +76,22 @@ def draw(results: Mapping[str, Result]) -> list[Drawing]:
         after_curves = 1 + [drawing.name for drawing in drawings].index("accuracy")
         drawings.insert(after_curves, differences(paired))
     return drawings
+
+
+def draw_one(results: Mapping[str, Result], name: str) -> Drawing:
+    """One figure by its name, which is the name of the file that `engram figures` writes.
+
+    Args:
+        results: the Results of one benchmark, by label.
+        name: "accuracy", "first-and-latest", "matrices" or "dynamics".
+
+    Example:
+        draw_one(read_run("runs/demo").results, "accuracy").figure.savefig("accuracy.png")
+    """
+    check_choice("figure", name, tuple(BY_NAME))
+    if name == "dynamics" and not has_dynamics(results):
+        raise InputError("none of these results has a trace whose dynamics were recorded")
+    return BY_NAME[name](results)
 
 
 def draw_run(run: Run) -> list[Drawing]:

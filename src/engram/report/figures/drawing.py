@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as xml
@@ -47,6 +48,7 @@ LINES = ("-", "--", ":", "-.")
 INK = "#000000"  # for text and axes; a page replaces it by its own
 WIDTH = 4.8  # inches: a column of a paper, and about the width of a phone
 SMALL, MEDIUM = 7.5, 8.5  # sizes of text, in points
+SCREEN = 120  # pixels to the inch in a notebook, which gets twice as many for sharp screens
 LONGEST_LABEL = 30  # characters, in a legend of two columns
 
 # Ours is filled and the paper's is hollow, in every figure.
@@ -126,9 +128,22 @@ class Drawing:
 
 
 def new_figure(width: float, height: float) -> Figure:
+    return _shown_figure()(figsize=(width, height), layout="constrained")
+
+
+@cache
+def _shown_figure() -> type[Figure]:
+    """A figure that a notebook shows: of one that was made without pyplot it would print the size."""
     from matplotlib.figure import Figure  # late, and without pyplot, which looks for a screen
 
-    return Figure(figsize=(width, height), layout="constrained")
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+            image = io.BytesIO()
+            self.savefig(image, format="png", dpi=2 * SCREEN)
+            width, height = (round(inches * SCREEN) for inches in self.get_size_inches())
+            return image.getvalue(), {"width": width, "height": height}
+
+    return ShownFigure
 
 
 def parse_formats(text: str) -> list[str]:

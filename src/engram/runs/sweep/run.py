@@ -20,8 +20,7 @@ from engram.data.samples import Dataset
 from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, Training
-from engram.runs.folder import LOG, RunFolder, claim_group, now
-from engram.runs.result import versions
+from engram.runs.folder import LOG, RunFolder, claim_group, now, versions
 from engram.runs.run import SWEEP
 from engram.runs.start import complete_run
 from engram.runs.sweep.axes import Axis, Choice, check_axes, check_effect
