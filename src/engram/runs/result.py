@@ -172,7 +172,8 @@ class Result:
             InputError: if trials cannot be paired.
 
         Example:
-            >>> result.compare(result).rows[0][1:3]
+            >>> label, points, interval, *others = result.compare(result).rows[0]
+            >>> points, interval
             ('+0.00', '[+0.00, +0.00]')
         """
         return import_module("engram.report.compare").compare_two(self, baseline)
