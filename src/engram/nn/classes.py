@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from numbers import Integral
 from typing import Any
@@ -71,6 +71,37 @@ def check_values(hidden: Tensor, targets: Tensor, num_classes: int) -> None:
         check_range(targets, num_classes)
         if not torch.isfinite(hidden).all():
             raise NotFiniteError("the features hold NaN or infinity, which would stay in the memory")
+
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def check_writable(layer: nn.Module, memory: Iterable[Tensor]) -> None:
+    """Refuse a training call that would leave a wrong memory without a sign of it.
+
+    A memory in half precision stops moving: a small change is less than half of its last digit. And a call within a
+    backward pass repeats one that has been written already, as activation checkpointing does: the batch would be
+    written twice, and the gradients would be those of the second time.
+
+    Args:
+        layer: the layer that is called.
+        memory: what it writes a batch into, in small changes.
+
+    Example:
+        >>> check_writable(head, [head.hebb])
+    """
+    for tensor in memory:
+        if tensor.dtype in HALF:
+            raise InputError(
+                f"the memory of a {type(layer).__name__} would stop moving in {tensor.dtype}: train it in float32 "
+                "(head.float(), given hidden.float()), with torch.autocast around the model for speed"
+            )
+    # PyTorch has no public name for this question: the number of the backward pass that is running, -1 for none
+    if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+        raise InputError(
+            f"a {type(layer).__name__} is called a second time within the backward pass, as activation checkpointing "
+            "does, and would write its batch twice: checkpoint the features only, and call the head outside"
+        )
 
 
 def mask_logits(logits: Tensor, classes: Sequence[int] | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
 from engram.nn import trace
-from engram.nn.classes import check_targets, check_values, draw_slow_weights, grow_rows
+from engram.nn.classes import check_targets, check_values, check_writable, draw_slow_weights, grow_rows
 from engram.nn.distributed import Ranks, ranks_of_call
 from engram.nn.modules import as_linear, mapped, shown_settings
 
@@ -293,6 +293,7 @@ class DHPSoftmax(nn.Module):
                 "call head(hidden, target), or head.eval() before predicting"
             )
         check_targets(target, len(hidden))
+        check_writable(self, (self.hebb,))
         if self.check_values:
             check_values(hidden, target, self.out_features)
         return target

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -196,6 +197,7 @@ class SumOverRanks(torch.autograd.Function):
         return total, count
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         by_sums = gradients[0].clone(memory_format=torch.contiguous_format)
         add_over_ranks([by_sums], ctx.ranks)

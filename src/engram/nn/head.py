@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
-from engram.nn.classes import check_targets, check_values, grow_rows
+from engram.nn.classes import check_targets, check_values, check_writable, grow_rows
 from engram.nn.modules import shown_settings
 
 
@@ -92,6 +92,11 @@ class Head(nn.Module):
         raise NotImplementedError
 
     @property
+    def changed_slowly(self) -> Iterable[Tensor]:
+        """What a batch changes by a little, and half precision could not hold: all buffers but the sums."""
+        return (buffer for name, buffer in self._buffers.items() if buffer is not None and name not in self.sums)
+
+    @property
     def _dtype(self) -> torch.dtype:
         """The type that the head computes in."""
         named = (*self.named_parameters(), *self.named_buffers())
@@ -123,6 +128,7 @@ class Head(nn.Module):
             )
         hidden, target = hidden.flatten(0, -2), target.flatten() if isinstance(target, Tensor) else target
         check_targets(target, len(hidden))
+        check_writable(self, self.changed_slowly)
         if self.check_values:
             check_values(hidden, target, self.out_features)
         return hidden, target

@@ -92,6 +92,11 @@ class MemoryHead(Head):
         """The tensors with a row for each class."""
         return ("count", "total", "read_weight", "read_bias", *(("weight",) if self.weight is not None else ()))
 
+    @property
+    def changed_slowly(self) -> tuple[Tensor, ...]:
+        """Nothing: the last reading is computed anew from the sums."""
+        return ()
+
     def reset_parameters(self) -> None:
         """An empty memory, and θ as `head_init` says. R stays as it was drawn."""
         if self.weight is not None:

@@ -219,7 +219,10 @@ def slopes_of(d: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 class PlasticSoftmax(torch.autograd.Function):
-    """`write_and_read` for autograd, with the derivatives of `slopes_of`, which are faster than autograd's own."""
+    """`write_and_read` for autograd, with the derivatives of `slopes_of`, which are faster than autograd's own.
+
+    They can be differentiated again (`create_graph=True`): then everything is computed once more from the inputs.
+    """
 
     @staticmethod
     def forward(
@@ -229,6 +232,7 @@ class PlasticSoftmax(torch.autograd.Function):
         ctx.mark_non_differentiable(written)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
+        ctx.eta = eta  # not saved: the next batch may change it, in place, before this one's backward pass
         return logits, written
 
     @staticmethod
@@ -236,8 +240,24 @@ class PlasticSoftmax(torch.autograd.Function):
         d = gradients[0]
         if d is None:
             return (None,) * 6
-        by_hidden, by_weight, by_alpha, by_eta = slopes_of(d, ctx.saved_tensors)
+        saved = ctx.saved_tensors
+        by_hidden, by_weight, by_alpha, by_eta = slopes_of(
+            d, _again(saved, ctx.eta) if torch.is_grad_enabled() else saved
+        )
         return by_hidden, None, by_weight, by_alpha, by_eta, None
+
+
+def _again(saved: Saved, eta: Tensor) -> Saved:
+    """What `write_and_read` saved, as a function of h, θ, α and η that autograd knows. Hebb is a constant, as there."""
+    hidden, weight, alpha, written, _, share, rate, surprise = saved
+    present = share.sum(dim=-2).unsqueeze(-1) > 0
+    rate = rate + (eta - eta.detach()).unsqueeze(-1).unsqueeze(-1)  # the value that was used, with the slope of η
+    mean = share.mT @ hidden
+    hebb = torch.where(present, mean.detach() - surprise, written)
+    surprise = (mean - hebb) * present
+    written = torch.addcmul(hebb, rate, surprise)
+    in_force = plastic_weight(weight, as_matrix(alpha, weight), written)
+    return hidden, weight, alpha, written, in_force, share, rate, surprise
 
 
 def as_matrix(alpha: Tensor, weight: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engram.nn.distributed import after_averaging, several_processes
+from engram.penalties.terms import cost, gradient
 
 
 @dataclass(frozen=True)
@@ -102,3 +104,23 @@ class Gradients:
     def scale(self) -> float:
         """The factor by which the penalty's loss was multiplied, over all passes."""
         return float(sum(share.scale for share in self.held()))
+
+
+class QuadraticForm(torch.autograd.Function):
+    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights."""
+
+    @staticmethod
+    def forward(ctx: Any, penalty: Any, *theta: Tensor) -> Tensor:
+        ctx.penalty = penalty
+        ctx.save_for_backward(*theta)
+        weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
+        return cost(penalty.terms, weights, penalty.strength)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        penalty, (scale,) = ctx.penalty, outer
+        penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
+        if not penalty.terms:
+            return (None,) * (1 + len(ctx.saved_tensors))
+        weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
+        return None, *(scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values())

@@ -13,6 +13,7 @@ from engram.common.errors import InputError
 from engram.nn.distributed import add_over_ranks, ranks_of
 from engram.nn.modules import frozen
 from engram.penalties.per_sample import Function, Objective, known_layers, sum_per_sample
+from engram.penalties.terms import zeros_for_sums
 
 Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 
@@ -44,7 +45,7 @@ def mean_per_sample(
         >>> omega = mean_per_sample(model, dict(model.named_parameters()), norm, torch.abs, loader)
     """
     device = next(iter(parameters.values())).device
-    total = {name: torch.zeros_like(theta) for name, theta in parameters.items()}
+    total = {name: zeros_for_sums(theta) for name, theta in parameters.items()}
     num_samples = 0
     # squares of small gradients are what half precision cannot hold
     full_precision = torch.autocast(device.type, enabled=False)

@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from engram.penalties.terms import at_least_single, zeros_for_sums
+
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
 
@@ -209,6 +211,7 @@ def _count_uses(total: Tensor) -> dict[Tensor, int]:
 @torch.no_grad()
 def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
     """Σ_b function(gradient) of one layer's parameters, from its inputs x and its outputs' gradients d."""
+    entered, delta = (tensor.to(at_least_single(tensor.dtype)) for tensor in (entered, delta))
     if isinstance(layer, nn.Conv2d):
         return _convolution_sums(layer, entered, delta, function)
     weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
@@ -260,18 +263,19 @@ def _sum_by_mapping(
     values = {name: parameter.detach() for name, parameter in parameters.items()}
     try:
         every = vmap(grad(of_one), in_dims=(None, 0, *(0 for _ in arguments)), chunk_size=64)
-        return {name: function(g).sum(dim=0) for name, g in every(values, inputs, *arguments).items()}
+        found = every(values, inputs, *arguments)
+        return {name: function(g.to(at_least_single(g.dtype))).sum(dim=0) for name, g in found.items()}
     except RuntimeError as reason:
         warnings.warn(
             f"importances take one backward pass per sample, since the model cannot be mapped over samples ({reason})",
             RuntimeWarning,
             stacklevel=2,
         )
-    sums = {name: torch.zeros_like(value) for name, value in values.items()}
+    sums = {name: zeros_for_sums(value) for name, value in values.items()}
     for sample in zip(inputs, *arguments, strict=True):
         tracked = {name: value.clone().requires_grad_() for name, value in values.items()}
         with torch.enable_grad():
             gradients = torch.autograd.grad(of_one(tracked, *sample), list(tracked.values()), allow_unused=True)
         for name, gradient in zip(sums, gradients, strict=True):
-            sums[name] += function(gradient) if gradient is not None else 0
+            sums[name] += function(gradient.to(sums[name].dtype)) if gradient is not None else 0
     return sums

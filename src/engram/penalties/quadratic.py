@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError
+from engram.penalties.gradients import QuadraticForm
 from engram.penalties.penalty import Penalty
 from engram.penalties.step import learning_rates, moved_shift, pull_weight
 from engram.penalties.terms import (
@@ -30,6 +31,7 @@ from engram.penalties.terms import (
     slope_pull,
     state_of,
     terms_of,
+    zeros_for_sums,
 )
 
 
@@ -225,7 +227,7 @@ class Quadratic(Penalty):
         if num_terms > 1 and not self.keeps_every_term:
             raise InputError(f"this state does not belong to {type(self).__name__}: it has {num_terms} terms, not one")
         own: dict[str, Tensor] = dict(self.parameters)
-        return {**state_of([Term(own, own)] * num_terms), **super().expected_state(state)}
+        return {**state_of([Term(self._nothing(), own)] * num_terms), **super().expected_state(state)}
 
     def held(self) -> str:
         if not self.terms:
@@ -236,8 +238,10 @@ class Quadratic(Penalty):
         return f"{known} task{'s' if known > 1 else ''} consolidated"
 
     def grown_state(self) -> State:
-        none, now = {name: torch.zeros_like(theta) for name, theta in self.parameters.items()}, self.anchors()
-        return {**state_of([Term(none, now)] * len(self.terms)), **super().grown_state()}
+        return {**state_of([Term(self._nothing(), self.anchors())] * len(self.terms)), **super().grown_state()}
+
+    def _nothing(self) -> dict[str, Tensor]:
+        return {name: zeros_for_sums(theta) for name, theta in self.parameters.items()}
 
     def _note_backward(self, scale: Tensor) -> None:
         """A backward pass goes through `loss`, which was multiplied by `scale`. Only SI needs to know."""

@@ -17,7 +17,7 @@ from engram.penalties.gradients import Gradients
 from engram.penalties.importance import check_temperature
 from engram.penalties.quadratic import Quadratic
 from engram.penalties.step import add_to_path
-from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient
+from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient, zeros_for_sums
 
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
@@ -81,7 +81,7 @@ class SI(Quadratic):
         """The path so far, 0; θ when the task started; and θ before the current step, at first the same tensor."""
         state: State = {}
         for name, theta in parameters.items():
-            state[f"path.{name}"] = torch.zeros_like(theta, requires_grad=False)
+            state[f"path.{name}"] = zeros_for_sums(theta)
             state[f"start.{name}"] = state[f"before.{name}"] = theta.detach().clone()
         return state
 
