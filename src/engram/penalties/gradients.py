@@ -107,7 +107,10 @@ class Gradients:
 
 
 class QuadraticForm(torch.autograd.Function):
-    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights."""
+    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights.
+
+    Its first input is the penalty, and the others are its weights.
+    """
 
     @staticmethod
     def forward(ctx: Any, penalty: Any, *theta: Tensor) -> Tensor:

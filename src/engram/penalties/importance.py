@@ -13,7 +13,7 @@ from engram.common.errors import InputError
 from engram.nn.distributed import add_over_ranks, ranks_of
 from engram.nn.modules import frozen
 from engram.penalties.per_sample import Function, Objective, known_layers, sum_per_sample
-from engram.penalties.terms import zeros_for_sums
+from engram.penalties.step import zeros_for_sums
 
 Variants = Callable[[Tensor, Tensor | None], Iterable[tuple[Tensor, ...]]]
 

@@ -13,13 +13,12 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError
 from engram.penalties.gradients import QuadraticForm
 from engram.penalties.penalty import Penalty
-from engram.penalties.step import learning_rates, moved_shift, pull_weight
+from engram.penalties.step import learning_rates, moved_shift, pull_weight, zeros_for_sums
 from engram.penalties.terms import (
     TERMS,
     Batches,
     Classes,
     Pull,
-    QuadraticForm,
     Settings,
     State,
     Term,
@@ -31,7 +30,6 @@ from engram.penalties.terms import (
     slope_pull,
     state_of,
     terms_of,
-    zeros_for_sums,
 )
 
 

@@ -16,8 +16,8 @@ from engram.nn.distributed import ranks_of, take_from_first_rank
 from engram.penalties.gradients import Gradients
 from engram.penalties.importance import check_temperature
 from engram.penalties.quadratic import Quadratic
-from engram.penalties.step import add_to_path
-from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient, zeros_for_sums
+from engram.penalties.step import add_to_path, zeros_for_sums
+from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient
 
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 

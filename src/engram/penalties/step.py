@@ -19,6 +19,34 @@ from engram.penalties.terms import Pull
 GainAndShift = tuple[Tensor, Tensor]
 
 
+def zeros_for_sums(theta: Tensor) -> Tensor:
+    """Zeros of the shape of a weight, to sum in: in single precision where the weight is in half precision.
+
+    A sum of many small parts in half precision stops growing, and squares of small gradients are 0 in float16.
+
+    Args:
+        theta: a weight.
+
+    Example:
+        >>> zeros_for_sums(torch.ones(2, dtype=torch.bfloat16))
+        tensor([0., 0.])
+    """
+    return torch.zeros_like(theta, dtype=at_least_single(theta.dtype), requires_grad=False)
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """The type itself, or float32 instead of half precision.
+
+    Args:
+        dtype: of a weight.
+
+    Example:
+        >>> at_least_single(torch.float16)
+        torch.float32
+    """
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 def moved_shift(pull: Pull, name: str, fast: Mapping[str, Callable[[], Tensor]]) -> Tensor:
     """The shift of a weight now. If a trace adds f to the weight, its anchor is θ* − f, which moves with f:
 

@@ -40,34 +40,6 @@ class Pull:
     is_slope: bool = False
 
 
-def zeros_for_sums(theta: Tensor) -> Tensor:
-    """Zeros of the shape of a weight, to sum in: in single precision where the weight is in half precision.
-
-    A sum of many small parts in half precision stops growing, and squares of small gradients are 0 in float16.
-
-    Args:
-        theta: a weight.
-
-    Example:
-        >>> zeros_for_sums(torch.ones(2, dtype=torch.bfloat16))
-        tensor([0., 0.])
-    """
-    return torch.zeros_like(theta, dtype=at_least_single(theta.dtype), requires_grad=False)
-
-
-def at_least_single(dtype: torch.dtype) -> torch.dtype:
-    """The type itself, or float32 instead of half precision.
-
-    Args:
-        dtype: of a weight.
-
-    Example:
-        >>> at_least_single(torch.float16)
-        torch.float32
-    """
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
-
-
 def terms_of(state: Mapping[str, Tensor]) -> list[Term]:
     """The terms that a penalty's state holds, in order.
 
@@ -277,29 +249,6 @@ def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> State:
     for key, tensor in old.items():
         (larger[key][: len(tensor)] if tensor.ndim else larger[key]).copy_(tensor)
     return larger
-
-
-class QuadraticForm(torch.autograd.Function):
-    """`Quadratic.loss` with its explicit gradient: an elementwise pass instead of a graph over all weights.
-
-    Its first input is the penalty, and the others are its weights.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, penalty: Any, *theta: Tensor) -> Tensor:
-        ctx.penalty = penalty
-        ctx.save_for_backward(*theta)
-        weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
-        return cost(penalty.terms, weights, penalty.strength)
-
-    @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        penalty, (scale,) = ctx.penalty, outer
-        penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
-        if not penalty.terms:
-            return (None,) * (1 + len(ctx.saved_tensors))
-        weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
-        return None, *(scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values())
 
 
 def fitted(key: str, tensor: Tensor | None, like: Tensor) -> Tensor:
