@@ -408,7 +408,7 @@ def test_a_gain_is_a_factor_of_the_initial_weights(name: str) -> None:
     torch.manual_seed(0)
     usual = engram.heads.create(name, M, C)
     torch.manual_seed(0)
-    wider = engram.heads.create(name, M, C, gain=3.0)
+    wider = engram.heads.create(name, M, C, head_gain=3.0)
     for theta, three_times in zip(usual.parameters(), wider.parameters(), strict=True):
         torch.testing.assert_close(three_times, 3 * theta)
 

@@ -14,7 +14,7 @@ from engram.nn.classes import draw_slow_weights, grow_rows
 from engram.nn.modules import as_linear, shown_settings
 
 
-@HEADS.register("linear", baseline=True, settings={"bias": "head_bias", "head_init": "head_init", "gain": "head_gain"})
+@HEADS.register("linear", baseline=True, settings={"bias": "head_bias", "head_init": "head_init", "head_gain": "head_gain"})
 class LinearSoftmax(nn.Linear):
     """The ordinary softmax layer:  z = θ h + b, by default without b, as the paper's layer has none.
 
@@ -23,7 +23,7 @@ class LinearSoftmax(nn.Linear):
         out_features: number C of classes.
         bias: whether there is a b.
         head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
-        gain: a factor of the range of θ at the start.
+        head_gain: a factor of the range of θ at the start.
 
     Example:
         >>> logits = LinearSoftmax(512, 10)(torch.rand(64, 512))
@@ -36,14 +36,14 @@ class LinearSoftmax(nn.Linear):
         *,
         bias: bool = False,
         head_init: str = "linear",
-        gain: float = 1.0,
+        head_gain: float = 1.0,
     ):
-        self.head_init, self.gain = head_init, gain  # before PyTorch's layer draws its weights
+        self.head_init, self.head_gain = head_init, head_gain  # before PyTorch's layer draws its weights
         super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
         """θ as `head_init` says, and b as in `torch.nn.Linear`."""
-        draw_slow_weights(self.weight, self.head_init, self.gain)
+        draw_slow_weights(self.weight, self.head_init, self.head_gain)
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features)
             nn.init.uniform_(self.bias, -bound, bound)
@@ -85,7 +85,7 @@ class LinearSoftmax(nn.Linear):
 
 
 @HEADS.register(
-    "matched", baseline=True, settings={"trace": "baseline_trace", "head_init": "head_init", "gain": "head_gain"}
+    "matched", baseline=True, settings={"trace": "baseline_trace", "head_init": "head_init", "head_gain": "head_gain"}
 )
 class MatchedSoftmax(nn.Module):
     """The paper's baseline, as large as the plastic layer by a second set of slow weights:  z = (θ + c θ′) h.
@@ -98,7 +98,7 @@ class MatchedSoftmax(nn.Module):
         out_features: number C of classes.
         trace: c > 0. θ′ starts smaller by this factor, so that the initial weights do not depend on it.
         head_init: how θ and c θ′ start: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
-        gain: a factor of their range at the start.
+        head_gain: a factor of their range at the start.
 
     Example:
         >>> logits = MatchedSoftmax(512, 10)(torch.rand(64, 512))
@@ -113,7 +113,7 @@ class MatchedSoftmax(nn.Module):
         *,
         trace: float = 1.0,
         head_init: str = "linear",
-        gain: float = 1.0,
+        head_gain: float = 1.0,
     ):
         super().__init__()
         if not trace > 0:
@@ -123,7 +123,7 @@ class MatchedSoftmax(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.trace = trace
-        self.head_init, self.gain = head_init, gain
+        self.head_init, self.head_gain = head_init, head_gain
         self.weight = nn.Parameter(torch.empty(out_features, in_features))  # θ
         self.extra = nn.Parameter(torch.empty(out_features, in_features))  # θ′
         self.reset_parameters()
@@ -131,7 +131,7 @@ class MatchedSoftmax(nn.Module):
     def reset_parameters(self) -> None:
         """Both sets of weights as `head_init` says, and the second divided by c."""
         for parameter in (self.weight, self.extra):
-            draw_slow_weights(parameter, self.head_init, self.gain)
+            draw_slow_weights(parameter, self.head_init, self.head_gain)
         with torch.no_grad():
             self.extra.div_(self.trace)
 
