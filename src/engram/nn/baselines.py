@@ -14,7 +14,9 @@ from engram.nn.classes import draw_slow_weights, grow_rows
 from engram.nn.modules import as_linear, shown_settings
 
 
-@HEADS.register("linear", baseline=True, settings={"bias": "head_bias", "head_init": "head_init", "head_gain": "head_gain"})
+@HEADS.register(
+    "linear", baseline=True, settings={"bias": "head_bias", "head_init": "head_init", "head_gain": "head_gain"}
+)
 class LinearSoftmax(nn.Linear):
     """The ordinary softmax layer:  z = θ h + b, by default without b, as the paper's layer has none.
 
