@@ -24,7 +24,7 @@ SMALL = {"num_tasks": 2, "epochs": 1, "hidden": [8], "max_samples": 200}
 MODULES = (
     *("common.errors", "common.files", "common.registry", "common.seeding", "common.tensor_file"),
     *("config.methods", "config.presets", "config.settings"),
-    *("data.batches", "data.samples", "data.sources", "data.streams"),
+    *("data.batches", "data.custom", "data.samples", "data.sources", "data.streams"),
     *("nn.dhp", "nn.baselines", "nn.heads"),
     *("penalties.penalty", "penalties.quadratic", "penalties.ewc", "penalties.si", "penalties.mas"),
     *(
@@ -114,6 +114,8 @@ def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pyte
             test.globs |= {"classifier": classifier, "X": X, "y": y}
         if name == "sklearn.regressor":
             test.globs["regressor"] = module.ContinualRegressor().fit([[0.0], [1.0]], [1.0, 3.0])
+        if name == "data.custom":
+            pytest.importorskip("pandas")
         if name == "integrations.export":
             test.globs["onnxruntime"] = pytest.importorskip("onnxruntime")
         assert doctest.DocTestRunner(verbose=False).run(test).failed == 0, test.name

@@ -1,11 +1,11 @@
-"""Inputs with their labels: the form that all data have in Engram."""
+"""The forms that data have in Engram: inputs with their labels, datasets, tasks, and streams of tasks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -131,6 +131,95 @@ class Dataset:
             for tensor in (samples[slice(None)].inputs, samples.labels):
                 digest.update(tensor.numpy().tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Task:
+    """Training and test samples, and the outputs that take part in the task.
+
+    Args:
+        name: for messages.
+        train: the training samples. In a loop of your own take `train[:]`: `inputs` may hold those of other tasks too.
+        test: the test samples.
+        classes: the outputs that take part; the others are masked out.
+        permutation: the order in which the pixels of each input are read; None for the order of the input.
+        taught: the outputs that take part in training; by default the task's classes.
+
+    Example:
+        >>> samples = Samples(torch.rand(4, 8), torch.tensor([0, 1, 0, 1]))
+        >>> Task("first", samples, samples, classes=(0, 1)).taught
+        (0, 1)
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[int, ...]  # the other outputs are masked out
+    permutation: Tensor | None = None  # the order in which the pixels of each input are read
+    taught: tuple[int, ...] = ()  # the outputs that take part in training; by default the task's classes
+
+    def __post_init__(self) -> None:
+        if not self.taught:
+            object.__setattr__(self, "taught", self.classes)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks in the order in which one network learns them.
+
+    Args:
+        tasks: at least one.
+        num_classes: the number of outputs of the network.
+        scenario: the one that `in_scenario` gave it; None for tasks that are each evaluated among their own classes.
+
+    Example:
+        >>> stream = engram.streams.split("mnist-small")
+        >>> len(stream), stream[0].classes, stream.num_classes
+        (5, (0, 1), 10)
+    """
+
+    tasks: tuple[Task, ...]
+    num_classes: int
+    scenario: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise InputError("a stream needs at least one task")
+        shape = self.input_shape
+        checked = set()  # samples that several tasks share are checked once
+        for task in self.tasks:
+            if len(set(task.classes)) < len(task.classes) or not set(task.classes) <= set(range(self.num_classes)):
+                rule = f"must lie in 0..{self.num_classes - 1}, once each"
+                raise InputError(f"the classes of task {task.name!r} {rule}, not {task.classes}")
+            for part, samples in (("training", task.train), ("test", task.test)):
+                if (id(samples), task.classes) in checked:
+                    continue
+                checked.add((id(samples), task.classes))
+                samples.check(f"the {part} samples of task {task.name!r}", shape, task.classes)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
+    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
+        return self.tasks[index]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.tasks[0].train.inputs.shape[1:])
+
+    def provenance(self) -> dict[str, Any]:
+        """What a result file records about the data of a custom stream."""
+        train, test = (
+            sum(len(samples) for samples in part) for part in zip(*((t.train, t.test) for t in self), strict=True)
+        )
+        return {"name": "custom", "origin": "custom", "train": train, "test": test}
 
 
 def as_colour_32(images: Tensor) -> Tensor:

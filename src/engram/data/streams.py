@@ -1,110 +1,24 @@
-"""Streams of tasks: permuted, imbalanced, split, mixture, and from your own arrays."""
+"""Streams of tasks: permuted, imbalanced, split, mixture, and from your own data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.common.seeding import generator
-from engram.data import scenarios
-from engram.data.samples import Dataset, Samples, as_colour_32, as_samples
+from engram.data import custom, scenarios
+from engram.data.samples import Dataset, Samples, Stream, Task, as_colour_32, as_samples
 from engram.data.sources import load
 
 in_scenario = scenarios.in_scenario
-
-
-@dataclass(frozen=True)
-class Task:
-    """Training and test samples, and the outputs that take part in the task.
-
-    Args:
-        name: for messages.
-        train: the training samples. In a loop of your own take `train[:]`: `inputs` may hold those of other tasks too.
-        test: the test samples.
-        classes: the outputs that take part; the others are masked out.
-        permutation: the order in which the pixels of each input are read; None for the order of the input.
-        taught: the outputs that take part in training; by default the task's classes.
-
-    Example:
-        >>> samples = Samples(torch.rand(4, 8), torch.tensor([0, 1, 0, 1]))
-        >>> Task("first", samples, samples, classes=(0, 1)).taught
-        (0, 1)
-    """
-
-    name: str
-    train: Samples
-    test: Samples
-    classes: tuple[int, ...]  # the other outputs are masked out
-    permutation: Tensor | None = None  # the order in which the pixels of each input are read
-    taught: tuple[int, ...] = ()  # the outputs that take part in training; by default the task's classes
-
-    def __post_init__(self) -> None:
-        if not self.taught:
-            object.__setattr__(self, "taught", self.classes)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Tasks in the order in which one network learns them.
-
-    Args:
-        tasks: at least one.
-        num_classes: the number of outputs of the network.
-        scenario: the one that `in_scenario` gave it; None for tasks that are each evaluated among their own classes.
-
-    Example:
-        >>> stream = engram.streams.split(load("mnist-small"))
-        >>> len(stream), stream[0].classes, stream.num_classes
-        (5, (0, 1), 10)
-    """
-
-    tasks: tuple[Task, ...]
-    num_classes: int
-    scenario: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.tasks:
-            raise InputError("a stream needs at least one task")
-        shape = self.input_shape
-        checked = set()  # samples that several tasks share are checked once
-        for task in self.tasks:
-            if len(set(task.classes)) < len(task.classes) or not set(task.classes) <= set(range(self.num_classes)):
-                rule = f"must lie in 0..{self.num_classes - 1}, once each"
-                raise InputError(f"the classes of task {task.name!r} {rule}, not {task.classes}")
-            for part, samples in (("training", task.train), ("test", task.test)):
-                if (id(samples), task.classes) in checked:
-                    continue
-                checked.add((id(samples), task.classes))
-                samples.check(f"the {part} samples of task {task.name!r}", shape, task.classes)
-
-    def __len__(self) -> int:
-        return len(self.tasks)
-
-    def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Task, ...]: ...
-    def __getitem__(self, index: int | slice) -> Task | tuple[Task, ...]:
-        return self.tasks[index]
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        return tuple(self.tasks[0].train.inputs.shape[1:])
-
-    def provenance(self) -> dict[str, Any]:
-        """What a result file records about the data of a custom stream."""
-        train, test = (
-            sum(len(samples) for samples in part) for part in zip(*((t.train, t.test) for t in self), strict=True)
-        )
-        return {"name": "custom", "origin": "custom", "train": train, "test": test}
+from_dataset = custom.from_dataset
+from_folder = custom.from_folder
+from_dataframe = custom.from_dataframe
 
 
 def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
@@ -191,10 +105,7 @@ def split(
         '0/1'
     """
     dataset, size = _loaded(dataset), classes_per_task
-    if size < 1:
-        raise InputError(f"a task needs at least one class, not {size}")
-    classes = tuple(range(dataset.num_classes))
-    groups = [classes[i : i + size] for i in range(0, len(classes), size)]
+    classes, groups = range(dataset.num_classes), custom.class_groups(dataset.num_classes, size)
     if num_tasks is not None and not 1 <= num_tasks <= len(groups):
         raise InputError(f"{dataset.name} splits into 1 to {len(groups)} tasks of {size} classes, not {num_tasks}")
     parts, names = [dataset.train, dataset.test], ["/".join(map(str, group)) for group in groups]
@@ -206,7 +117,7 @@ def split(
     pick = Samples.select if shared else Samples.__getitem__
     tasks = []
     for name, group in list(zip(names, groups, strict=True))[:num_tasks]:
-        train, test = (pick(samples, _among(samples, group)) for samples in parts)
+        train, test = (pick(samples, custom.is_among(samples, group)) for samples in parts)
         tasks.append(Task(name, train, test, group))
     return Stream(tuple(tasks), num_classes=len(classes))
 
@@ -282,10 +193,6 @@ def from_arrays(
 def _loaded(dataset: Dataset | str) -> Dataset:
     """A dataset that may be given by name; it is then loaded from where `engram data list` finds it."""
     return load(dataset) if isinstance(dataset, str) else dataset
-
-
-def _among(samples: Samples, classes: Sequence[int]) -> Tensor:
-    return torch.isin(samples.targets, torch.tensor(classes))
 
 
 def _renumbered(samples: Samples, order: Sequence[int]) -> Samples:
