@@ -23,10 +23,10 @@ from rich.console import Console
 
 from builders import assert_results_equal, files_in
 from engram import Progress, preset
-from engram.cli.terminal import RunDisplay
 from engram.common.errors import DivergedError
 from engram.config.presets import STEADY
 from engram.engine.learner import Outcome
+from engram.runs.display import RunDisplay
 from engram.runs.run import read_run
 
 

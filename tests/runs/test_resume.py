@@ -21,7 +21,6 @@ from rich.console import Console
 from builders import command_refusal, current, files_in, refusal, small_digits, wait_for
 from engram import InputError, preset
 from engram.cli.main import main
-from engram.cli.terminal import RunDisplay
 from engram.common.files import locked
 from engram.config.settings import Config
 from engram.data import streams
@@ -30,6 +29,7 @@ from engram.engine.learner import Progress
 from engram.engine.stacks import plan_stacks
 from engram.engine.training import Runtime
 from engram.nn.networks import Network
+from engram.runs.display import RunDisplay
 from engram.runs.folder import LOG
 from engram.runs.log import logged_lines
 from engram.runs.run import Run, read_run

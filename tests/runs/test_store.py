@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from builders import current, labelled, write_run
 from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
+from engram.config.presets import STEADY
 from engram.config.settings import SETTINGS
 from engram.runs import export as exporting
 from engram.runs.export import columns, export, in_csv
@@ -422,6 +424,94 @@ def test_a_list_in_letters(engram: Callable[..., Any]) -> None:
     assert lines[3][:8] == ["one", "dhp+si", "split-mnist", "mnist-small", "3", "2", "finished", "10"]
     assert ["going", "si", "split-mnist", "mnist-small", "3", "2/4", "unfinished"] in [line[:7] for line in lines]
     assert len({line.index("  split-mnist") for line in out.splitlines()[3:9]}) == 1, "columns are aligned"
+
+
+def widths(out: str) -> int:
+    return max(map(cell_len, out.splitlines()))
+
+
+def test_a_list_fits_its_terminal(engram: Callable[..., Any], runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "imbalanced-permuted-mnist-20260203-040506"
+    make_run(runs / name, result_of(config_of("dhp+online-ewc")), result_of(config_of("dhp+si", eta=0.5)))
+    whole = engram("list", "--state", "finished")[1]
+    assert name in whole
+    assert widths(whole) > 100
+    for width in (100, 80, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        code, out, err = engram("list", "--state", "finished")
+        assert (code, err) == (0, "")
+        assert widths(out) <= width, out
+        assert out.splitlines()[1] == "split-mnist, mnist-small, 3 tasks, finished", "what all rows share"
+        heading = next(line for line in out.splitlines() if line.startswith("run "))
+        assert heading.split()[:2] == ["run", "label"]
+        assert "ACC %" in heading
+        assert len([line for line in out.splitlines() if "dhp+online-ewc" in line]) == 1
+    assert "…" in out
+    assert "Left out: started, trials. A wider terminal" in " ".join(out.split())
+
+
+def test_without_a_terminal_a_list_has_eighty_columns(
+    engram: Callable[..., Any], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    make_run(runs / ("long-" * 12), result_of(config_of("dhp+si")))
+    assert 60 < widths(engram("list", "--state", "finished")[1]) <= 80
+
+
+def test_a_setting_that_was_asked_for_is_never_left_out(
+    engram: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = engram("list", "--state", "finished", "--settings", "batch_size,learning_rate")[1]
+    assert "batch_size  learning_rate" in out
+    assert widths(out) <= 80
+
+
+def test_a_list_tells_the_forms_of_a_head_apart(engram: Callable[..., Any], runs: Path) -> None:
+    forms = {
+        "paper": config_of("dhp+si"),
+        "steady": config_of("dhp+si", **STEADY),
+        "steady-eta": config_of("dhp+si", **STEADY | {"eta": 0.002}),
+        "eta": config_of("dhp+si", eta=0.5),
+        "matched": config_of("si"),
+        "linear": config_of("si", baseline_head="linear", eta=0.5),  # η has no effect without a trace
+    }
+    for name, config in forms.items():
+        make_run(runs / "forms" / name, result_of(config))
+    swept = config_of("dhp+si", **STEADY | {"eta": 0.002})
+    write_run(runs / "forms" / "swept", {"dhp+si: eta=0.002": result_of(swept)})
+    rows = {row["run"]: row["form"] for row in list_runs(runs / "forms").rows}
+    assert rows == {
+        "paper": "",
+        "steady": "steady",
+        "steady-eta": "steady, eta=0.002",
+        "eta": "eta=0.5",
+        "matched": "",
+        "linear": "baseline_head=linear",
+        "swept": "steady",
+    }
+    out = engram("list", "runs/forms")[1]
+    for label in ("dhp+si (steady) ", "dhp+si (steady, eta=0.002) ", "dhp+si (eta=0.5) ", "si (baseline_head=linear) "):
+        assert label in out
+
+
+@pytest.mark.parametrize("command", ["list", "show", "compare", "export"])
+def test_a_command_leaves_what_it_reads_as_it_was(
+    command: str, engram: Callable[..., Any], runs: Path, tmp_path: Path
+) -> None:
+    def state() -> dict[Path, tuple[int, int]]:
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in (runs, *runs.rglob("*"))}
+
+    arguments = {
+        "list": ["runs"],
+        "show": ["runs"],
+        "compare": ["one", "going"],
+        "export": ["runs", "--out", str(tmp_path / "out.csv")],
+    }
+    before = state()
+    assert engram(command, *arguments[command])[0] == 0
+    assert state() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", *(["out.csv"] if command == "export" else [])}
 
 
 @pytest.mark.parametrize(

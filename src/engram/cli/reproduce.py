@@ -54,12 +54,13 @@ def reproduce(
 
     Example: engram reproduce --quick
     """
-    from engram.cli.terminal import Bars, interruptible, print_line
+    from engram.cli.terminal import Bars, interruptible
     from engram.engine import start_engine
     from engram.engine.training import Runtime
     from engram.reproduction.page import write_report
     from engram.reproduction.plan import plan
     from engram.reproduction.run import run_reproduction
+    from engram.runs.display import print_line
 
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")

@@ -45,7 +45,8 @@ def table(
         return
     from rich.console import Console
 
-    from engram.cli.terminal import print_line, print_table
+    from engram.cli.terminal import print_table
+    from engram.runs.display import print_line
 
     console = Console()
     for made in tables:

@@ -40,7 +40,8 @@ from engram.config.rules import OPTIMIZER_SETTINGS
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
-    from engram.cli.terminal import Interruption, RunDisplay
+    from engram.cli.terminal import Interruption
+    from engram.runs.display import RunDisplay
     from engram.runs.run import Run
 
 ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is resumed is not part of it
@@ -140,8 +141,8 @@ def _start(
 
 
 def _resume(context: typer.Context, folder: Path, data: str | None, engine: str, address: str | None) -> None:
-    from engram.cli.terminal import print_line
     from engram.engine import start_engine
+    from engram.runs.display import print_line
     from engram.runs.run import has_finished, saved_arguments
     from engram.runs.start import read_finished, read_unfinished, resume_run
 
@@ -187,7 +188,8 @@ def _refuse_other_options(context: typer.Context) -> None:
 @contextmanager
 def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
     """Show the progress of a run, and say how to resume it when it is stopped."""
-    from engram.cli.terminal import RunDisplay, interruptible
+    from engram.cli.terminal import interruptible
+    from engram.runs.display import RunDisplay
     from engram.runs.log import logged_lines
     from engram.runs.run import has_started
 
@@ -200,7 +202,8 @@ def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iter
 
 
 def _finish(run: Run, console: Console) -> None:
-    from engram.cli.terminal import print_line, print_tables
+    from engram.cli.terminal import print_tables
+    from engram.runs.display import print_line
 
     print_tables(run.results, console)
     drawn = f"`engram figures {run.path}` draws them, `engram report {run.path}` makes one page"

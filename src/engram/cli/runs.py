@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +20,6 @@ from engram.common.errors import InputError, check_choice, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engram.report.layout import Table
     from engram.runs.run import Run
     from engram.runs.store import Listing, Report
 
@@ -65,8 +63,11 @@ def list_runs(
 ) -> None:
     """List the methods of each run: state, accuracy, BWT, and when it started.
 
+    Columns that do not fit the terminal are left out; --format csv and --format json have all.
+
     Example: engram runs list runs --method dhp+si --where 'epochs>=5' --sort -accuracy
     """
+    from engram.report.listing import listing
     from engram.runs.export import in_csv
     from engram.runs.store import parse_conditions, select, shown_columns
 
@@ -84,7 +85,7 @@ def list_runs(
         writer.writerow(columns)
         writer.writerows([in_csv(value) for value in row.values()] for row in rows)
     else:
-        print(_listing(rows, chosen, folder).to_text(), end="")
+        print(listing(rows, chosen, folder, shutil.get_terminal_size().columns).to_text(), end="")
 
 
 @runs_app.command("show")
@@ -97,7 +98,7 @@ def show_run(
     """
     from rich.console import Console
 
-    from engram.cli.terminal import print_line
+    from engram.runs.display import print_line
     from engram.runs.run import open_runs
 
     console = Console()
@@ -109,9 +110,10 @@ def show_run(
 
 
 def _show(run: Run, console: Console) -> None:
-    from engram.cli.terminal import print_line, print_table, print_tables
+    from engram.cli.terminal import print_table, print_tables
     from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
     from engram.report.layout import Table
+    from engram.runs.display import print_line
 
     about, results = run.about, run.results
     facts = {"state": ", ".join(dict.fromkeys(run.state(label) for label in run.configs))}
@@ -143,8 +145,9 @@ def compare_runs(
     """
     from rich.console import Console
 
-    from engram.cli.terminal import print_line, print_table
+    from engram.cli.terminal import print_table
     from engram.report.compare import accuracy_table, differences_table, settings_table, sides_of_folders
+    from engram.runs.display import print_line
     from engram.runs.run import open_runs
 
     if len({_path_of(name).resolve() for name in runs}) < 2:
@@ -241,59 +244,9 @@ def _drawn_bar(what: str) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from engram.cli.terminal import columns
+    from engram.runs.display import columns
 
     console = Console(stderr=True)
     with Progress(*columns(what), console=console, transient=True, disable=not console.is_terminal) as drawn:
         task = drawn.add_task("")
         yield lambda done, total: drawn.update(task, completed=done, total=total)
-
-
-def _listing(rows: Sequence[dict[str, Any]], settings: Sequence[str], folder: Path) -> Table:
-    from engram.report.layout import Table, count, number
-
-    def percent(value: float | None) -> str:
-        return "–" if value is None else number(100 * value, 2)
-
-    shown = [
-        (
-            printable(row["run"]),
-            printable(row["label"]) or "–",
-            row["benchmark"] or "–",
-            row["dataset"] or "–",
-            _or_dash(row["tasks"]),
-            _trials(row),
-            row["state"],
-            *(_or_dash(row[name]) for name in settings),
-            percent(row["accuracy"]),
-            percent(row["sem"]),
-            "–" if row["bwt"] is None else number(row["bwt"], 3),
-            _when(row["started"]),
-        )
-        for row in rows
-    ]
-    columns = ("run", "label", "benchmark", "dataset", "tasks", "trials", "state", *settings)
-    title = f"{count(len(rows), 'label')} of {count(len({row['run'] for row in rows}), 'run')} in {folder}"
-    return Table(title, (*columns, "ACC %", "± SEM", "BWT", "started"), shown, _why_damaged(rows))
-
-
-def _why_damaged(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """A sentence for each run that is damaged, or of another format; labels that share it have it once."""
-    damaged = [row for row in rows if row["state"] == "damaged"]
-    return tuple(dict.fromkeys(printable(f"{row['run']}: {row['problem']}") for row in damaged))
-
-
-def _trials(row: dict[str, Any]) -> str:
-    """How many trials are finished, of how many."""
-    if row["trials"] is None:
-        return "–"
-    return str(row["trials"]) if row["done"] == row["trials"] else f"{row['done']}/{row['trials']}"
-
-
-def _or_dash(value: Any) -> str:
-    return "–" if value is None else str(value)
-
-
-@cache
-def _when(started: str | None) -> str:
-    return "–" if started is None else f"{datetime.fromisoformat(started).astimezone():%Y-%m-%d %H:%M}"

@@ -115,9 +115,10 @@ def _run(
     engine: tuple[str, str | None],
     command: str,
 ) -> None:
-    from engram.cli.terminal import Bars, interruptible, print_line
+    from engram.cli.terminal import Bars, interruptible
     from engram.engine import start_engine
     from engram.engine.training import Runtime
+    from engram.runs.display import print_line
     from engram.runs.run import has_finished
     from engram.runs.start import check_run
     from engram.runs.sweep.run import run_sweep
@@ -144,11 +145,12 @@ def _run(
 
 
 def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> None:
-    from engram.cli.terminal import print_line, print_table
+    from engram.cli.terminal import print_table
     from engram.common.files import write_atomically
     from engram.report.figures.drawing import save_drawings
     from engram.report.figures.settings import draw_sweep
     from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
+    from engram.runs.display import print_line
     from engram.runs.sweep.points import best_of
 
     write_atomically(folder / "points.csv", points_csv(tried))

@@ -6,92 +6,26 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from engram.common.errors import INTERRUPTED, Stopped, printable
-from engram.config.settings import Config
+from engram.runs.display import STEPS, columns, print_line
 
 if TYPE_CHECKING:
     from engram.engine.learner import Progress as RunProgress
     from engram.report.layout import Table
     from engram.runs.result import Result
 
-STEPS = 10_000  # in which a bar advances
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
-
-
-def print_line(console: Console, line: str) -> None:
-    """Print text as it is: no markup, no colours, wrapped only on a terminal."""
-    console.print(printable(line), highlight=False, markup=False, soft_wrap=not console.is_terminal)
-
-
-def columns(what: str) -> tuple[ProgressColumn, ...]:
-    """The columns of a progress bar: name, bar, percentage, time so far and time left."""
-    percent = TextColumn("{task.percentage:>3.0f}%")
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    return (TextColumn(what), BarColumn(bar_width=24), percent, *times)
-
-
-class RunDisplay:
-    """A bar for the whole run, and below it a line for each method with its accuracies so far.
-
-    Without a terminal, lines are printed instead of the bar. Notes and diverged trials are printed in both cases.
-    """
-
-    def __init__(self, configs: Mapping[str, Config], console: Console, earlier: Collection[str] = ()):
-        from engram.runs.log import ProgressLines
-
-        self.console = console
-        self.lines = ProgressLines(earlier)
-        self.num_tasks = max(config.num_tasks for config in configs.values())
-        self.rows = dict.fromkeys(configs, "")
-        self.bar = Progress(*columns("[bold]task {task.fields[now]}"), console=console)
-        self.whole = self.bar.add_task("", total=STEPS, now=f"1/{self.num_tasks}")
-        self.live = Live(get_renderable=self._draw, console=console, refresh_per_second=4)
-
-    def __enter__(self) -> RunDisplay:
-        if self.console.is_terminal:
-            self.live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.live.stop()
-
-    def show(self, progress: RunProgress) -> None:
-        from engram.runs.log import task_row
-
-        completed = round(STEPS * progress.done)
-        if progress.note and completed and self.bar.tasks[0].completed == 0:
-            # A resumed run: what was done before says nothing about its speed now.
-            self.bar.reset(self.whole, completed=completed)
-        self.bar.update(self.whole, completed=completed, now=f"{progress.task + 1}/{self.num_tasks}")
-        for line in self.lines.warnings(progress):
-            print_line(self.console, line)
-        for line in self.lines.task_lines(progress):
-            if not self.console.is_terminal:
-                print_line(self.console, line)
-        if progress.task_ended:
-            self.rows |= {label: row for label in self.rows if (row := task_row(progress, label))}
-
-    def _draw(self) -> RenderableType:
-        lines = RichTable.grid(padding=(0, 2))
-        lines.add_column(no_wrap=True)
-        lines.add_column(no_wrap=True, overflow="ellipsis")
-        for label, row in self.rows.items():
-            lines.add_row(label, row)
-        return Group(self.bar, lines)
 
 
 class Bars:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.files import parse_json, read_text
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
+from engram.config.effect import has_effect
 from engram.config.methods import CUSTOM, check_method, parts_of
 from engram.config.settings import SETTINGS, Config, check_name, from_dict, names_of
 
@@ -40,6 +42,7 @@ MEMORY_ON_FEATURES: dict[str, Any] = {"learn_features": True}
 # For choosing settings: a seed and samples that no published result uses.
 CHOOSING: dict[str, Any] = {"seed": 1000, "examine": "validation"}
 
+MOST_NAMED = 2  # settings in the form of a head
 MAX_BYTES = 2**14  # the largest file of settings; usual ones have one or two thousand bytes
 
 
@@ -108,6 +111,42 @@ def changes_from_preset(config: Config) -> dict[str, tuple[Any, Any]]:
         here["scenario"] = None  # the benchmark's own, which a preset does not name
     ignored = names_of(stage="trial")
     return {n: (here[n], usual[n]) for n in here if here[n] != usual[n] and n not in ignored}
+
+
+def form_of_head(config: Config, in_full: bool = True) -> str:
+    """How the head differs from the preset's, in short: "steady", settings such as "eta=0.1", both, or nothing.
+
+    Args:
+        config: the settings.
+        in_full: whether to name settings, too, and not only the steady form.
+
+    Example:
+        >>> form_of_head(engram.preset("split-mnist", "dhp+si", **STEADY))
+        'steady'
+        >>> form_of_head(engram.preset("split-mnist", "si", baseline_head="linear"))
+        'baseline_head=linear'
+    """
+    usual = _head_settings(config.benchmark, config.method)
+    changed = [name for name, value in usual.items() if getattr(config, name) != value]
+    if not changed:
+        return ""
+    words = []
+    if config.head == "dhp":
+        unlike_steady = [name for name, value in (usual | STEADY).items() if getattr(config, name) != value]
+        if len(unlike_steady) < len(changed):
+            words, changed = ["steady"], unlike_steady
+    if in_full:
+        named = [f"{name}={getattr(config, name)}" for name in changed if has_effect(name, config)]
+        words += named[:MOST_NAMED] + ["…"] * (len(named) > MOST_NAMED)
+    return ", ".join(words)
+
+
+@cache
+def _head_settings(benchmark: str, method: str) -> dict[str, Any]:
+    """What a preset says about the head, and which of its weights are protected."""
+    strength = {"strength": 1.0} if parts_of(method).penalty else {}  # a custom stream has no preset for it
+    usual = preset(benchmark, method, **strength)
+    return {name: getattr(usual, name) for name in (*names_of(stage="head"), "protect")}
 
 
 def load_config(path: str | Path) -> Config:

@@ -16,6 +16,7 @@ from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, check_together, train
 from engram.penalties import Penalty
+from engram.runs.display import shown
 from engram.runs.result import Result, label_configs, results_of
 
 
@@ -31,6 +32,7 @@ def run(
     precision: str = "tf32",
     max_stack: int | None = None,
     engine: Engine | None = None,
+    progress: bool | None = None,
     report: Report = no_report,
 ) -> Result:
     """Train one config in all its trials and evaluate it after each task.
@@ -49,6 +51,8 @@ def run(
         precision: "tf32" (on GPUs that have it, otherwise as float32), "float32" or "float64".
         max_stack: the largest number of models that train together; by default as many as fit into memory.
         engine: what trains the stacks, from `engram.engine.start_engine`; by default this process.
+        progress: whether to show a bar, which disappears at the end; None to do so where somebody watches: on a
+            terminal, and in a notebook. Where there is neither, True prints a line to stderr after each task.
         report: called with a `Progress` several times an epoch and after each task.
 
     Returns:
@@ -70,6 +74,7 @@ def run(
         precision=precision,
         max_stack=max_stack,
         engine=engine,
+        progress=progress,
         report=report,
     )
     return result
@@ -87,6 +92,7 @@ def run_many(
     precision: str = "tf32",
     max_stack: int | None = None,
     engine: Engine | None = None,
+    progress: bool | None = None,
     report: Report = no_report,
 ) -> list[Result]:
     """Train several configs on one benchmark, as many models together as fit into memory.
@@ -103,6 +109,7 @@ def run_many(
         precision: see `engram.run`.
         max_stack: see `engram.run`.
         engine: see `engram.run`.
+        progress: see `engram.run`.
         report: see `engram.run`.
 
     Returns:
@@ -134,7 +141,8 @@ def run_many(
             for label, config in labelled.items()
         }
         source, provenance = Source(stream=stream), [stream.provenance()]
-    outcomes = train(labelled, source, runtime, custom=custom, report=report)
+    with shown(labelled, progress, report) as watching:
+        outcomes = train(labelled, source, runtime, custom=custom, report=watching)
     return list(results_of(labelled, outcomes, provenance).values())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from engram.common.errors import InputError, check_choice, shortened
 from engram.common.registry import BENCHMARKS
 from engram.config.methods import CUSTOM, all_datasets, known_methods
-from engram.config.presets import parse_setting
+from engram.config.presets import form_of_head, parse_setting
 from engram.config.settings import SETTINGS, as_setting, check_name
 from engram.runs import metrics
 from engram.runs.run import STATES, SWEEP, Run, find_runs, read_run
@@ -25,7 +25,7 @@ Report = Callable[[int, int], None]  # how many of how many runs have been read
 # The columns of every row; all settings follow.
 COLUMNS = (
     *("run", "label", "method", "benchmark", "dataset", "tasks", "trials", "done", "state", "accuracy", "sem", "bwt"),
-    *("started", "kind", "problem"),
+    *("started", "kind", "form", "problem"),
 )
 OTHER_NAMES = {"tasks": "num_tasks"}  # columns whose setting has another name
 CHOICES: dict[str, Callable[[], Sequence[str]]] = {
@@ -103,6 +103,7 @@ def _row(run: Run, label: str, of_run: Row) -> Row:
         **config.to_dict(),
         **of_run,
         "label": label,
+        "form": form_of_head(config, label == config.method),
         "tasks": config.num_tasks,
         "done": done,
         "state": run.state(label),
