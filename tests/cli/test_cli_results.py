@@ -280,7 +280,7 @@ def test_figures_report_and_show_work_on_every_kind(
     assert list((tmp_path / "figures").rglob("*.csv"))
     assert engram("report", folder, "--out", tmp_path / "page.html").code == 0
     assert engram("runs", "show", folder).code == 0
-    listed = engram("runs", "list", folder).out.splitlines()[3:]
+    listed = engram("runs", "list", folder, "--format", "csv").out.splitlines()[1:]
     assert len(listed) == {"sweep": 2, "reproduction": 4}[kind]
     assert engram("runs", "export", folder, "--out", tmp_path / "trials.csv").code == 0
 
