@@ -15,7 +15,7 @@ from engram.cli.main import main
 
 QUICK = ("--dataset", "mnist-small", "--epochs", "1", "--tasks", "2", "--trials", "1")
 COMMANDS = ("run", "sweep", "reproduce", "table", "figures", "report", "data list", "data fetch", "data check")
-COMMANDS += ("runs list", "runs show", "runs compare", "runs export")
+COMMANDS += ("predict", "runs list", "runs show", "runs compare", "runs export")
 
 
 @dataclass(frozen=True)

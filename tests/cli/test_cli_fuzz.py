@@ -139,7 +139,7 @@ def test_any_command_line_ends_in_one_sentence(name: str, data: st.DataObject) -
 
 def test_every_command_is_typed() -> None:
     assert set(COMMANDS) == {
-        *("run", "sweep", "reproduce", "table", "figures", "report"),
+        *("run", "sweep", "reproduce", "table", "figures", "report", "predict"),
         *("data list", "data fetch", "data check"),
         *("runs list", "runs show", "runs compare", "runs export"),
     }

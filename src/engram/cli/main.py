@@ -14,6 +14,7 @@ import typer
 
 from engram import __version__
 from engram.cli.data import data_app
+from engram.cli.predict import predict
 from engram.cli.reproduce import reproduce
 from engram.cli.results import figures, report, table
 from engram.cli.run import run
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, sweep, reproduce, table, figures, report):
+for command in (run, sweep, reproduce, table, figures, report, predict):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(runs_app, name="runs")

@@ -83,6 +83,27 @@ def read_tensors(path: Path, kind: str, newest: int) -> tuple[dict[str, Any], di
     return header, tensors
 
 
+def kind_of(path: Path) -> str:
+    """What a file says it holds, as `write_tensors` was told; its tensors are not read.
+
+    Args:
+        path: a file that `write_tensors` wrote.
+
+    Example:
+        >>> write_tensors(Path("a.engram"), "model", 1, {}, {"weight": torch.zeros(10, 3)})
+        >>> kind_of(Path("a.engram"))
+        'model'
+    """
+    try:
+        path.open("rb").close()
+        with safe_open(path, framework="pt") as file:
+            return str(json.loads((file.metadata() or {})["engram"])["kind"])
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a file of Engram, or is damaged ({reason(error)})") from error
+
+
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in main memory, each its own: a file has no views, and two names of one tensor become two tensors."""
     on_host: dict[str, Tensor] = {}

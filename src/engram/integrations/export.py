@@ -100,7 +100,7 @@ def export_onnx(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
         >>> engram.export_onnx(model, "model.onnx", inputs)
         >>> (logits,) = onnxruntime.InferenceSession("model.onnx").run(None, {"inputs": inputs.numpy()})
     """
-    onnxruntime = [_installed(package) for package in ("onnx", "onnxscript", "onnxruntime")][-1]
+    onnxruntime = [installed(package) for package in ("onnx", "onnxscript", "onnxruntime")][-1]
     model, batch = _on_host(model), _as_batch(inputs)
     names = ["inputs"] if len(batch) == 1 else [f"inputs_{i}" for i in range(len(batch))]
 
@@ -163,7 +163,8 @@ def export_program(model: nn.Module, path: str | Path, inputs: Inputs) -> None:
     write_or_refuse(Path(path), content)
 
 
-def _installed(package: str) -> Any:
+def installed(package: str) -> Any:
+    """A package of the extra `onnx`, or a sentence on how to install it."""
     try:
         return importlib.import_module(package)
     except ImportError as reason:
