@@ -3,6 +3,7 @@
 # make test-slow  the tests that start clusters, browsers or several processes, kill some, or try many cases
 # make check      all tests, lint and types
 # make docs       the documentation in site/
+# make notebooks  run the notebooks of the documentation again, and keep what they show
 # make env        the development environment in .venv
 # make test-avalanche   the tests that need avalanche-lib, in their own environment
 
@@ -10,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-slow test-avalanche check lint docs clean
+.PHONY: env demo test test-slow test-avalanche check lint docs notebooks clean
 
 env: .venv/.made
 
@@ -61,6 +62,9 @@ lint: env
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: env
 	$(BIN)/mkdocs build --strict
+
+notebooks: env
+	$(BIN)/python tools/notebooks.py docs/notebooks/*.ipynb
 
 clean:
 	rm -rf .venv .venv-avalanche demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

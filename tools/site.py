@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: links that leave docs/ become plain text, and equations in docstrings stay as they are set."""
+"""Hooks of MkDocs: notebooks become pages, links that leave docs/ plain text, and equations stay as they are set."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import re
 from pathlib import Path
 from typing import Any
 
+import notebooks  # beside this file
+from mkdocs.structure.files import File
+
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#)[^)#]+)(?:#[^)]*)?\)")
 
 EQUATION = re.compile(r"<p>(?=[^<]*\S {2,}\S)")  # the docstrings' sentences have no two spaces in a row
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """A page for each notebook; the notebook stays beside it, to be downloaded."""
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        content = notebooks.to_markdown(notebooks.read(Path(file.abs_src_path)), Path(file.src_uri).name)
+        files.append(File.generated(config, file.src_uri.removesuffix(".ipynb") + ".md", content=content))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """A link to a file of the repository becomes its path; one to a page of the site stays a link."""
+    """A link to a file of the repository becomes its path; one to a notebook of the site leads to its page."""
     docs = Path(config.docs_dir).resolve()
-    here = Path(page.file.abs_src_path).parent
+    here = (docs / page.file.src_uri).parent
 
     def as_text(link: re.Match[str]) -> str:
         words, target = link.group(1), (here / link.group(2)).resolve()
         if target.is_relative_to(docs):
-            return link.group(0)
+            own = target.with_suffix("") == (docs / page.file.src_uri).with_suffix("")  # a notebook to be downloaded
+            return link.group(0) if own else link.group(0).replace(".ipynb)", ".md)")
         path = target.relative_to(docs.parent).as_posix()
         return f"`{path}`" if path.endswith(words.strip("`/")) else f"{words} (`{path}`)"
 

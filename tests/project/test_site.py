@@ -74,7 +74,8 @@ def test_every_public_name_is_in_the_reference(site: dict[str, Page]) -> None:
 
 
 def test_every_page_is_in_the_menu(site: dict[str, Page]) -> None:
-    pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    sources = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")]
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in sources}
     assert pages == set(site)
     assert pages <= set(site["index.html"].menu) | {"index.html"}
 
@@ -111,3 +112,9 @@ def test_no_link_leaves_for_the_repository(site: dict[str, Page]) -> None:
     """Files of the repository are named by their paths, as code."""
     assert "<code>src/engram/penalties/terms.py</code>" in site["method.html"].text
     assert not [link for page in site.values() for link in page.links if link.endswith((".py", ".md"))]
+
+
+def test_a_link_to_a_notebook_leads_to_its_page_which_offers_the_file(site: dict[str, Page]) -> None:
+    assert "notebooks/forgetting.html" in site["quickstart.html"].links
+    assert "fair-comparison.html" in site["notebooks/forgetting.html"].links
+    assert "forgetting.ipynb" in site["notebooks/forgetting.html"].links

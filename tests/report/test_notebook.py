@@ -74,7 +74,7 @@ def test_a_notebook_shows_the_summary_as_a_table_whose_text_is_escaped() -> None
 def test_a_summary_is_the_table_of_the_command_line() -> None:
     made = make_result().summary(make_result("dhp+si"))
     assert [row[0] for row in made.rows] == ["si", "dhp+si"]
-    assert str(made) == made.to_text()
+    assert f"{made}\n" == made.to_text()
     assert "75.00" in str(made)
 
 

@@ -27,8 +27,8 @@ class Table:
     rows: Sequence[tuple[str, ...]]
     notes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return self.to_text()
+    def __repr__(self) -> str:
+        return self.to_text().rstrip()
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
