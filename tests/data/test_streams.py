@@ -395,3 +395,9 @@ def test_masked_only_in_evaluation_trains_all_outputs_and_evaluates_those_of_the
         assert torch.equal(with_masks.train.inputs, without.train.inputs)
     on_device = move_streams(unmasked, torch.device("cpu"))
     assert on_device[0][0].taught == tuple(range(10))
+
+
+def test_a_target_that_is_no_class_number_is_refused() -> None:
+    x = torch.ones(9, 6)
+    with pytest.raises(InputError, match="the largest target is 1000000000000: number the classes from 0"):
+        streams.from_arrays([(x, torch.full((9,), 10**12), x, torch.zeros(9, dtype=torch.int64))])

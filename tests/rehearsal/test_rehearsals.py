@@ -78,13 +78,12 @@ def test_stored_outputs_count_too() -> None:
     assert sentence.startswith("a memory of 1000 samples takes 4,000,000,000,000 bytes")
 
 
-def test_generator_needs_inputs_as_pixels_are() -> None:
+@pytest.mark.parametrize("method", ["generative-replay", "pseudo-rehearsal"])
+def test_made_up_inputs_are_as_pixels_are(method: str) -> None:
     inputs, labels = torch.linspace(-1, 3, 40).reshape(10, 4), torch.arange(10) % 2
     stream = engram.streams.from_arrays([(inputs, labels, inputs, labels)])
-    sentence = refusal(engram.run, config_of("generative-replay", num_tasks=1), stream=stream)
-    assert sentence == (
-        "generative-replay needs inputs in [0, 1], as pixels are, and those of task 'task 1' go from -1 to 3"
-    )
+    sentence = refusal(engram.run, config_of(method, num_tasks=1), stream=stream)
+    assert sentence == (f"{method} needs inputs in [0, 1], as pixels are, and those of task 'task 1' go from -1 to 3")
 
 
 def test_numbers_depend_on_the_position_alone() -> None:

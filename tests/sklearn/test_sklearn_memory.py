@@ -407,3 +407,26 @@ def test_a_memory_needs_no_samples_to_be_pickled_small() -> None:
     X = np.random.RandomState(0).normal(size=(5000, 2))
     learner.learn(X, (X[:, 0] > 0).astype(int), None, lambda counts: None, task=0, epochs=1)
     assert len(pickle.dumps(learner)) < 2000
+
+
+def test_samples_that_are_too_large_change_nothing() -> None:
+    X, y = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 3
+    classifier = ContinualClassifier(random_state=0).partial_fit(X, y, task="a")
+    with pytest.raises(ValueError, match="too large"):
+        classifier.partial_fit(X * 1e200, y + 5, task="b")
+    assert classifier.classes_.tolist() == [0, 1, 2]
+    assert list(classifier.tasks_) == ["a"]
+
+
+@pytest.mark.parametrize("wrong", [{0: -3}, "zz"])
+def test_a_class_weight_set_after_fit_is_checked(wrong: object) -> None:
+    X, y = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 3
+    classifier = ContinualClassifier(random_state=0).fit(X, y).set_params(class_weight=wrong)
+    with pytest.raises(ValueError, match="class"):
+        classifier.predict(X)
+
+
+def test_what_only_a_network_uses_is_named_for_the_memory() -> None:
+    X, y = blobs([0, 1])
+    with pytest.warns(UserWarning, match="^strength, masked: no effect on a memory of sums"):
+        ContinualClassifier(strength=30, masked=False).fit(X, y)

@@ -19,6 +19,7 @@ in_scenario = scenarios.in_scenario
 from_dataset = custom.from_dataset
 from_folder = custom.from_folder
 from_dataframe = custom.from_dataframe
+MOST_CLASSES = 10_000_000  # far above what a layer could hold: a larger target is no class number
 
 
 def permuted(dataset: Dataset | str, *, num_tasks: int = 10, seed: int = 0, trial: int = 0) -> Stream:
@@ -180,6 +181,8 @@ def from_arrays(
         pairs.append((as_samples(*arrays[:2]), as_samples(*arrays[2:])))
     if num_classes is None:
         num_classes = 1 + max((int(s.labels.max()) for pair in pairs for s in pair if len(s)), default=0)
+        if num_classes > MOST_CLASSES:
+            raise InputError(f"the largest target is {num_classes - 1}: number the classes from 0")
     groups = [tuple(range(num_classes))] * len(pairs) if classes is None else [tuple(group) for group in classes]
     names = [f"task {n + 1}" for n in range(len(pairs))] if names is None else names
     if not len(pairs) == len(groups) == len(names):

@@ -49,7 +49,7 @@ def moment_in(stream: Stream, n: int, device: torch.device) -> Moment:
 
 
 def check_inputs(method: str, rehearsal: Rehearsal, stream: Stream) -> None:
-    """Refuse inputs that a rehearsal cannot learn to generate.
+    """Refuse inputs unlike those that a rehearsal makes up.
 
     Args:
         method: whose rehearsal, for the message.

@@ -158,6 +158,8 @@ def draw_slow_weights(weight: Tensor, head_init: str, gain: float = 1.0) -> None
         >>> draw_slow_weights(head.weight, "published")
     """
     check_choice("head_init", head_init, HEAD_INITS)
+    if not (math.isfinite(gain) and gain > 0):
+        raise InputError(f"head_gain must be a positive number, not {gain}")
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
     num_classes, num_features = weight.shape
     weight.mul_(gain * (math.sqrt(num_features / num_classes) if head_init == "published" else 1))

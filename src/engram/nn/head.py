@@ -118,6 +118,8 @@ class Head(nn.Module):
     def _check_hidden(self, hidden: Tensor) -> None:
         if hidden.ndim < 2 or hidden.shape[-1] != self.in_features:
             raise InputError(f"features must have shape (batch, {self.in_features}), not {tuple(hidden.shape)}")
+        if hidden.dtype != self._dtype and not torch.is_autocast_enabled(hidden.device.type):
+            raise InputError(f"features must be {self._dtype} like the layer, not {hidden.dtype}")
 
     def _checked_rows(self, hidden: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor]:
         """Features (rows, m) and class numbers (rows,) of a training batch, a sequence's steps as rows of their own."""
@@ -126,7 +128,14 @@ class Head(nn.Module):
                 f"a {type(self).__name__} in training mode writes its memory and needs the batch's targets: "
                 "call head(hidden, target), or head.eval() before predicting"
             )
-        hidden, target = hidden.flatten(0, -2), target.flatten() if isinstance(target, Tensor) else target
+        if isinstance(target, Tensor) and hidden.ndim > 2:
+            if target.shape != hidden.shape[:-1]:
+                raise InputError(
+                    f"targets of features {tuple(hidden.shape)} must have shape {tuple(hidden.shape[:-1])}, "
+                    f"not {tuple(target.shape)}"
+                )
+            target = target.flatten()
+        hidden = hidden.flatten(0, -2)
         check_targets(target, len(hidden))
         check_writable(self, self.changed_slowly)
         if self.check_values:

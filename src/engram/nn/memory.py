@@ -9,6 +9,7 @@ linear layer. Sums are remembered rather than means: sums over batches or ranks 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -117,7 +118,8 @@ def within_class_covariance(count: Tensor, total: Tensor, moment: Tensor) -> Ten
     Example:
         >>> covariance = within_class_covariance(head.count, head.total, head.moment)
     """
-    return (moment - total.mT @ class_means(count, total)) / count.sum().clamp(min=1)
+    number = count.sum()  # of weighted samples, so it may be less than 1
+    return (moment - total.mT @ class_means(count, total)) / torch.where(number > 0, number, 1)
 
 
 # --- R: how it is read
@@ -270,17 +272,19 @@ def check_fits(needed: int, what: str, advice: str = "use fewer features", devic
         raise InputError(f"{what} takes {needed:,} bytes, and {owner} has {there:,}: {advice}")
 
 
-def check_sample_weight(weight: Tensor, num_samples: int) -> None:
+def check_sample_weight(weight: Tensor, shape: Sequence[int]) -> None:
     """Refuse weights of samples that are not one finite number of at least 0 for each.
 
     Args:
         weight: w, as it was given.
-        num_samples: B.
+        shape: (B,), or (B, T) for sequences.
 
     Example:
-        >>> check_sample_weight(torch.tensor([1.0, 2.0]), num_samples=2)
+        >>> check_sample_weight(torch.tensor([1.0, 2.0]), (2,))
     """
-    if tuple(weight.shape) != (num_samples,):
-        raise InputError(f"weights must have shape ({num_samples},), one for each sample, not {tuple(weight.shape)}")
+    if not isinstance(weight, Tensor):
+        raise InputError(f"weights of samples must be a tensor, not a {type(weight).__name__}")
+    if tuple(weight.shape) != tuple(shape):
+        raise InputError(f"weights must have shape {tuple(shape)}, one for each sample, not {tuple(weight.shape)}")
     if not (torch.isfinite(weight) & (weight >= 0)).all():
         raise InputError("weights of samples must be finite and at least 0")

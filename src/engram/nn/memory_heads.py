@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
 from engram.nn import memory
-from engram.nn.classes import draw_slow_weights
+from engram.nn.classes import HEAD_INITS, draw_slow_weights
 from engram.nn.distributed import add_over_ranks, ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear, is_exported, is_mapped
@@ -68,6 +68,9 @@ class MemoryHead(Head):
     ):
         super().__init__(in_features, out_features)
         check_choice("read", read, READINGS)
+        check_choice("head_init", head_init, HEAD_INITS)
+        if not isinstance(learn_features, bool):
+            raise InputError(f"learn_features must be True or False, not {learn_features!r}")
         if shrinkage is not None and not (isinstance(shrinkage, Real) and 0 <= shrinkage <= 1):
             raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
         self.kind, self.shrinkage, self.learn_features = read, shrinkage, learn_features
@@ -126,16 +129,17 @@ class MemoryHead(Head):
         """Add samples to the memory, in either mode.
 
         Args:
-            hidden: features (B, m).
-            target: class numbers (B,).
-            sample_weight: (B,), at least 0; 2 counts as two samples.
+            hidden: features (B, m) or (B, T, m).
+            target: class numbers (B,) or (B, T).
+            sample_weight: one for each, at least 0; 2 counts as two samples.
 
         Example:
             >>> head.write(features, labels)
         """
         self._check_hidden(hidden)
         if sample_weight is not None:
-            memory.check_sample_weight(sample_weight, len(hidden))
+            memory.check_sample_weight(sample_weight, hidden.shape[:-1])
+            sample_weight = sample_weight.flatten()
         self._write(self.psi(hidden), target, sample_weight)
 
     @torch.no_grad()

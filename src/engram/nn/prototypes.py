@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,8 +47,8 @@ class CoPE(Head):
         super().__init__(in_features, out_features)
         if not 0 <= rate <= 1:
             raise InputError(f"rate must lie in [0, 1], not {rate}")
-        if not temperature > 0:
-            raise InputError(f"temperature must be above 0, not {temperature}")
+        if not 0 < temperature < math.inf:
+            raise InputError(f"temperature must be a finite number above 0, not {temperature}")
         self.rate = rate
         self.temperature = temperature
         self.register_buffer("prototypes", torch.empty(out_features, in_features))

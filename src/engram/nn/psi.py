@@ -45,6 +45,8 @@ class Psi(nn.Module):
         for name, count in counts.items():
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
                 raise InputError(f"{name} must be a whole number of at least 0, not {count!r}")
+        if not isinstance(normalised, bool):
+            raise InputError(f"normalised must be True or False, not {normalised!r}")
         memory.check_fits(4 * in_features * random_features, f"a projection to {random_features} random features")
         self.out_features = random_features or in_features
         if top_k > self.out_features:

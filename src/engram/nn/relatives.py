@@ -59,6 +59,8 @@ class HebbianSoftmax(Head):
         super().__init__(in_features, out_features)
         if not 0 <= slowest_rate <= 1:
             raise InputError(f"slowest_rate must lie in [0, 1], not {slowest_rate}")
+        if not rare_until >= 0:
+            raise InputError(f"rare_until must be at least 0, not {rare_until}")
         self.slowest_rate = slowest_rate
         self.rare_until = rare_until
         self.head_init = head_init

@@ -42,6 +42,8 @@ class PseudoRehearsal(Rehearsal):
         {'inputs': (100, 1, 28, 28)}
     """
 
+    unit_inputs = True
+
     def __init__(
         self,
         *,

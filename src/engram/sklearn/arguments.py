@@ -155,6 +155,7 @@ def class_weights(class_weight: Any, labels: Labels, counts: np.ndarray) -> np.n
         labels: those that are known.
         counts: n_c, the samples of each class so far, by row.
     """
+    check_class_weight(class_weight)  # it may have been set after `fit`
     if class_weight is None:
         return None
     if class_weight == "balanced":

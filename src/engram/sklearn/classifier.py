@@ -170,6 +170,7 @@ class ContinualClassifier(ClassifierMixin, ClassifierBase):
         inputs, labels, weights = self._checked(X, y, sample_weight, first=False)
         check_same_kind(labels, self._labels.values)
         grown = self._labels.extended(self._labels.unknown(declared_classes(classes, labels)))
+        self.learner_.check(inputs)
         self._switch_task(task, labels)
         self._set_labels(grown)
         return self._learn(inputs, labels, weights, passes)

@@ -196,6 +196,9 @@ class ContinualLearner:
         self.classes = sorted(classes)
         self.num_samples = 0
 
+    def check(self, inputs: np.ndarray) -> None:
+        """Refuse samples that cannot be learned, before anything is changed. A network takes all finite ones."""
+
     def learn(
         self,
         inputs: np.ndarray,

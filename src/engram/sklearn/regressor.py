@@ -29,7 +29,7 @@ class ContinualRegressor(RegressorMixin, BaseEstimator):
     Args:
         alpha: α ≥ 0, the strength of the penalty on W, as in `Ridge`.
         random_features: how many random features of the inputs are added, for what is not linear; 0 for none.
-            Inputs should then be of about unit size. From 257 inputs they take the place of the inputs.
+            Inputs should then be of about unit size.
         random_state: the seed of these, a `RandomState` from which one is drawn, or None.
 
     `alpha` takes effect at the next prediction, and the others at the next `fit`.

@@ -22,6 +22,7 @@ from engram.sklearn.sums import MemoryLearner
 # few inputs also by cross-validation on digits, wine, breast cancer and moons.
 SHRINKAGE = 0.03
 OF_TRAINING = ("hidden", "learning_rate", "epochs", "partial_fit_epochs")  # parameters that a memory does not use
+OF_NETWORK = (*OF_TRAINING, "strength", "steady", "masked", "memory_size")  # nor that of head="auto"
 # The default λ of each penalty: of those in benchmarks/classifier_defaults.py, the one with the best mean of the two
 # accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's. A penalty
 # that is not here has the strength of its registration.

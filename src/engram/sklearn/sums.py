@@ -102,6 +102,15 @@ class MemoryLearner(Sums):
         """Add classes, which have no samples yet."""
         self.num_classes = num_classes
 
+    @property
+    def _dtype(self) -> type:
+        # Inputs may depend on each other to the last digit. Random features alone do not, and are shrunk by far more.
+        return np.float64 if self.features.num_direct else np.float32
+
+    def check(self, inputs: np.ndarray) -> None:
+        """Refuse samples that cannot be learned, before anything is changed."""
+        self._check_size(inputs, self.features.origin, self._dtype)
+
     def start_task(self, classes: Iterable[int] = ()) -> None:
         """Start another task, which has classes already if it was learned before. There is nothing to consolidate."""
         self.classes = sorted(classes)
@@ -126,13 +135,10 @@ class MemoryLearner(Sums):
             task: the number of the task that they belong to.
             epochs: not used.
         """
-        # Inputs may depend on each other to the last digit. Random features alone do not, and are shrunk by far more.
-        dtype = np.float64 if self.features.num_direct else np.float32
-        self._check_size(inputs, self.features.origin, dtype)
         self._read = None
         numbers = self._numbers(task, targets)
         for part in blocks(len(targets)):
-            psi = self.features(inputs[part], dtype)
+            psi = self.features(inputs[part], self._dtype)
             weight = None if weights is None else weights[part]
             member = (numbers[part, np.newaxis] == np.arange(len(self.clouds))).astype(np.float64)
             member = member if weight is None else member * weight[:, np.newaxis]
@@ -188,7 +194,7 @@ class MemoryLearner(Sums):
         moment = torch.from_numpy(self.moment.whole())
         num_samples = count.sum()
         centre, square = total.sum(dim=0) / num_samples, moment.diagonal() / num_samples
-        covariance = within_class_covariance(count, total, moment) * (num_samples.clamp(min=1) / num_samples)
+        covariance = within_class_covariance(count, total, moment)
         variance = covariance.diagonal().clamp(min=0) + LEAST_VARIANCE * (square - centre.square()).clamp(min=0)
         random = slice(self.features.num_direct, None)
         variance[random], square[random] = variance[random].mean(), square[random].mean()
