@@ -32,7 +32,12 @@ _HOME = {
     "run_many": "engram.runs.experiment",
     "save_model": "engram.integrations.model_file",
 }
-_MODULES = {"heads": "engram.nn.heads", "streams": "engram.data.streams"}  # public names that are modules
+# Public names that are modules.
+_MODULES = {
+    "heads": "engram.nn.heads",
+    "streams": "engram.data.streams",
+    "testing": "engram.integrations.testing",
+}
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from engram.config.settings import Config as Config
     from engram.data import streams as streams
     from engram.engine.learner import Progress as Progress
+    from engram.integrations import testing as testing
     from engram.integrations.export import export_onnx as export_onnx
     from engram.integrations.export import export_program as export_program
     from engram.integrations.export import fold as fold

@@ -38,7 +38,14 @@ MODULES = (
         "runs.run",
         "runs.start",
     ),
-    *("integrations.export", "integrations.model_file", "sklearn.classifier", "sklearn.regressor", "sklearn.features"),
+    *(
+        "integrations.export",
+        "integrations.model_file",
+        "integrations.testing",
+        "sklearn.classifier",
+        "sklearn.regressor",
+        "sklearn.features",
+    ),
 )
 HEADS = {"nn.dhp": engram.DHPSoftmax, "nn.baselines": engram.MatchedSoftmax}
 
