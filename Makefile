@@ -6,12 +6,13 @@
 # make notebooks  run the notebooks of the documentation again, and keep what they show
 # make env        the development environment in .venv
 # make test-avalanche   the tests that need avalanche-lib, in their own environment
+# make test-frameworks  the tests that need Lightning, in their own environment
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-slow test-avalanche check lint docs notebooks clean
+.PHONY: env demo test test-slow test-avalanche test-frameworks check lint docs notebooks clean
 
 env: .venv/.made
 
@@ -52,6 +53,16 @@ test-avalanche: export OMP_NUM_THREADS = 1
 test-avalanche: .venv-avalanche/.made
 	.venv-avalanche/bin/python -m pytest -rs tests/integrations/test_avalanche.py
 
+# So does Lightning.
+.venv-frameworks/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lightning]' pytest hypothesis
+	touch $@
+
+test-frameworks: export OMP_NUM_THREADS = 1
+test-frameworks: .venv-frameworks/.made
+	.venv-frameworks/bin/python -m pytest -rs tests/integrations/test_lightning.py
+
 check: test test-slow lint
 
 lint: env
@@ -67,4 +78,4 @@ notebooks: env
 	$(BIN)/python tools/notebooks.py docs/notebooks/*.ipynb
 
 clean:
-	rm -rf .venv .venv-avalanche demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-avalanche .venv-frameworks demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
