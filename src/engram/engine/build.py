@@ -103,6 +103,7 @@ def learner_from(
             # Streams have checked their targets, and the loop detects NaN.
             setattr(module, "check_values", False)  # noqa: B010 - modules in general have no such attribute
     penalty = build_penalty(config, trial, model) if custom.penalty is None else custom.penalty(model)
+    penalty.unwatch()
     rehearsal = build_rehearsal(config)
     remembered = {} if rehearsal is None else rehearsal.initial_state(model, input_shape, num_classes)
     return Learner(config, trial, model, penalty, rehearsal=rehearsal, remembered=remembered)
@@ -172,7 +173,9 @@ def build_penalty(config: Config, trial: int, model: nn.Module) -> Penalty:
     more: dict[str, Any] = {name: getattr(config, name) for name in ("strength", "regularize_alpha", "protect")}
     if "draws" in registration.facts:
         more["seed"] = derive_seed(config.seed, registration.facts["draws"], trial)
-    return _built(registration, config, model, **more)
+    penalty = _built(registration, config, model, **more)
+    penalty.unwatch()
+    return penalty
 
 
 def build_rehearsal(config: Config) -> Rehearsal | None:

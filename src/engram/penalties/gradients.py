@@ -3,59 +3,24 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from engram.nn.distributed import after_averaging, several_processes
 from engram.penalties.terms import cost, gradient
+from engram.penalties.watch import Watch, current_pass
 
 
 @dataclass(frozen=True)
 class Share:
-    """One backward pass through a loss that included the penalty's."""
+    """One use of the penalty's loss in a backward pass."""
 
     scale: Tensor  # the factor by which the loss was multiplied
     fast: dict[str, Tensor]  # the fast parts at that time, multiplied by the same factor
-    accumulated: int  # the number of gradients accumulated until then
-
-
-class Watch:
-    """Follows the gradient of a weight through a step: how often it was accumulated, and its version afterwards."""
-
-    def __init__(self, theta: nn.Parameter):
-        self.theta = weakref.ref(theta)
-        self.accumulated = 0
-        self.begin_step()
-        theta.register_post_accumulate_grad_hook(self)
-
-    def begin_step(self) -> None:
-        self.version: int | None = None  # the gradient's version after the last backward() of this step
-        self.weight_version: int | None = None  # the weight's version at the first gradient of this step
-        self.moved = False  # whether the weight changed between the first and the last gradient
-
-    def __call__(self, theta: Tensor) -> None:
-        self.accumulated += 1
-        self.note_version()
-        if several_processes():  # the gradient may be averaged over the ranks, in place, before backward() ends
-            after_averaging(self.note_version)
-        if self.weight_version is None:
-            self.weight_version = theta._version
-        self.moved = self.moved or theta._version != self.weight_version
-
-    def note_version(self) -> None:
-        theta = self.theta()
-        self.version = None if theta is None or theta.grad is None else theta.grad._version
-
-    def sees_a_change(self) -> bool:
-        """Whether the gradient was changed in place since backward() left it."""
-        theta = self.theta()
-        if theta is None or theta.grad is None or self.version is None:
-            return False
-        return theta.grad._version != self.version
+    backward_pass: int  # its number
 
 
 class Gradients:
@@ -64,46 +29,159 @@ class Gradients:
     def __init__(self) -> None:
         self.shares: list[Share] = []
         self.watches: dict[str, Watch] = {}
+        self.num_steps = 0  # of this task
+        self.idle: list[Tensor] = []  # after a step in which nothing moved, whether its gradients were finite
+
+    # --- from step to step
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Watch these weights. Called from the first step on, since Engram's own engine never needs it."""
+        """Watch these weights. An engine that takes the steps itself needs none of it, and calls `unwatch`."""
         for name, theta in parameters.items():
             if name not in self.watches or self.watches[name].theta() is not theta:
                 self.watches[name] = Watch(theta)
+        _watching.add(self)
+
+    def unwatch(self) -> None:
+        for watch in self.watches.values():
+            watch.stop()
+        self.watches = {}
+
+    def begin_task(self) -> None:
+        """Whatever changes the weights before the first step that is followed is none of the task's."""
+        self.begin_step()
+        self.num_steps, self.idle = 0, []
+        for watch in self.watches.values():
+            watch.followed, watch.inspects = False, True
+
+    def end_step(self) -> None:
+        """A step was followed. If no weight moved in it, what is in `.grad` may still be for the next one."""
+        self.num_steps += 1
+        stepped = [watch for watch in self.watches.values() if watch.has_stepped() is not None]
+        if stepped and not any(watch.has_stepped() for watch in stepped):
+            grads = [theta.grad for watch in stepped if (theta := watch.theta()) is not None]
+            self.idle = [torch.isfinite(grad).all() for grad in grads if grad is not None]
+            kept = [(watch, watch.passes, watch.others, watch.version) for watch in stepped]
+        else:
+            self.idle, self.shares, kept = [], [], []
+        inspects = self.num_steps & (self.num_steps + 1) == 0  # the next step's number is a power of 2
+        for watch in self.watches.values():
+            watch.begin_step()
+            theta = watch.theta()
+            watch.left = watch.left if theta is None else theta._version
+            watch.followed, watch.inspects = True, inspects
+        for watch, passes, others, version in kept:
+            watch.passes, watch.others, watch.version = passes, others, version
 
     def begin_step(self) -> None:
         self.shares = []
         for watch in self.watches.values():
             watch.begin_step()
 
-    @property
-    def accumulated(self) -> int:
-        return sum(watch.accumulated for watch in self.watches.values())
+    # --- the penalty's own gradient
 
     def note(self, parameters: Mapping[str, nn.Parameter], scale: Tensor, fast: dict[str, Tensor]) -> None:
-        """A backward pass through the penalty's loss starts. The gradient of an earlier one may have been discarded."""
+        """The penalty's loss is in the backward pass that runs. The gradient of an earlier one may be discarded."""
+        number = current_pass()
         own = [theta.grad for theta in parameters.values() if theta.requires_grad and theta.grad is not None]
-        if self.shares and (not own or (self.changed() and not any(grad.any() for grad in own))):
+        earlier = self.shares and self.shares[-1].backward_pass != number
+        if earlier and (not own or (self.changed() and not any(grad.any() for grad in own))):
             self.shares = []  # it was discarded without a step
-        self.shares.append(Share(scale, fast, self.accumulated))
+            for watch in self.watches.values():
+                watch.passes, watch.version = [], None
+        self.shares.append(Share(scale, fast, number))
 
-    def held(self) -> list[Share]:
-        """The shares that are in `.grad`: torch.autograd.grad of the penalty's loss puts nothing there."""
-        if not self.watches or not self.shares:
-            return self.shares
-        until = [share.accumulated for share in self.shares[1:]] + [self.accumulated]
-        return [share for share, end in zip(self.shares, until, strict=True) if end > share.accumulated]
+    def held(self, name: str) -> list[Share]:
+        """The shares that are in the `.grad` of a weight: torch.autograd.grad of the penalty's loss puts none there."""
+        watch = self.watches.get(name)
+        return [share for share in self.shares if watch is None or share.backward_pass in watch.passes]
 
-    def changed(self) -> bool:
-        return any(watch.sees_a_change() for watch in self.watches.values())
-
-    def moved(self) -> bool:
-        return any(watch.moved for watch in self.watches.values())
+    def of_others(self, name: str) -> list[Tensor]:
+        """The gradients of other penalties that are in the `.grad` of a weight."""
+        watch = self.watches.get(name)
+        return [] if watch is None else [other for number, other in watch.others if number in watch.passes]
 
     @torch.no_grad()
     def scale(self) -> float:
         """The factor by which the penalty's loss was multiplied, over all passes."""
-        return float(sum(share.scale for share in self.held()))
+        passes = {number for watch in self.watches.values() for number in watch.passes}
+        held = [share for share in self.shares if not self.watches or share.backward_pass in passes]
+        return float(sum(share.scale for share in held))
+
+    # --- what went wrong
+
+    def changed(self) -> bool:
+        return any(watch.sees_a_change() for watch in self.watches.values())
+
+    def changed_within(self) -> bool:
+        """Whether a gradient was changed between two passes, so that it is unknown how much of a share it holds."""
+        return bool(self.shares) and any(watch.mixed for watch in self.watches.values())
+
+    def changed_unseen(self) -> bool:
+        return any(watch.sees_a_hidden_change() for watch in self.watches.values())
+
+    def moved(self) -> bool:
+        return any(watch.moved for watch in self.watches.values())
+
+    def followed_too_early(self) -> bool:
+        """Whether the last step was followed before it was taken: nothing had moved, and then everything did."""
+        if not self.idle:
+            return False
+        watches = [watch for watch in self.watches.values() if watch.passes]
+        moved = all(watch.moved_before() for watch in watches)
+        return bool(watches) and moved and all(self.idle)  # a GradScaler skips steps with infinities
+
+    def not_followed(self) -> bool:
+        """Whether weights moved since a backward pass, in a task of which no step was followed."""
+        return any(not watch.followed and watch.has_stepped() for watch in self.watches.values())
+
+
+_watching: weakref.WeakSet[Gradients] = weakref.WeakSet()
+
+
+def note_for_others(penalty: Any, slopes: Sequence[Tensor]) -> None:
+    """Tell penalties that follow the same weights which part of their gradients is this one's."""
+    for gradients in _watching:
+        if gradients is not getattr(penalty, "gradients", None) and gradients.watches:
+            watches = {id(watch.theta()): watch for watch in gradients.watches.values()}
+            for theta, slope in zip(penalty.parameters.values(), slopes, strict=True):
+                if id(theta) in watches:
+                    watches[id(theta)].others.append((current_pass(), slope.detach()))
+
+
+def task_gradient(penalty: Any, gradients: Gradients) -> dict[str, Tensor]:
+    """`.grad` of each weight without what the penalty's `loss` added to it, and without what other penalties did.
+
+    Args:
+        penalty: of quadratic form, which remembers its weights before the step in the group "before".
+        gradients: those of its weights.
+
+    Example:
+        >>> g = task_gradient(penalty, penalty.gradients)["head.weight"]
+    """
+    slopes: dict[str, Tensor] = {}
+    found = {}
+    for name, theta in penalty.parameters.items():
+        if theta.grad is None:
+            continue
+        held = gradients.held(name) if penalty.terms else []
+        if held and not slopes:
+            slopes = gradient(penalty.terms, penalty.in_force(penalty.group("before")), penalty.strength)
+        found[name] = theta.grad - _added(penalty, name, slopes[name], held) if held else theta.grad.clone()
+        for other in gradients.of_others(name):
+            found[name] = found[name] - other
+    return found
+
+
+def _added(penalty: Any, name: str, slope: Tensor, held: list[Share]) -> Tensor:
+    """What `loss` added to `.grad`: at the weight before the step, and with the fast part of that time."""
+    share = torch.stack([part.scale for part in held]).sum()
+    added = share * slope
+    if name in penalty.fast:
+        then = torch.stack([part.fast[name] for part in held]).sum(dim=0)
+        for term in penalty.terms:
+            moved = 2 * penalty.strength * term.importance[name] * (then - share * penalty.fast[name]().detach())
+            added = added + moved
+    return added
 
 
 class QuadraticForm(torch.autograd.Function):
@@ -126,4 +204,6 @@ class QuadraticForm(torch.autograd.Function):
         if not penalty.terms:
             return (None,) * (1 + len(ctx.saved_tensors))
         weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
-        return None, *(scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values())
+        slopes = [scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values()]
+        note_for_others(penalty, slopes)
+        return None, *slopes

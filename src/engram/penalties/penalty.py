@@ -225,6 +225,9 @@ class Penalty(ABC):
 
     # --- what an engine asks
 
+    def unwatch(self) -> None:  # noqa: B027 - most penalties watch nothing
+        """Leave the gradients of the weights alone: an engine that takes the steps itself makes no mistakes."""
+
     @property
     def custom_verbs(self) -> tuple[str, ...]:
         """The verbs that this penalty defines in its own way, so that an engine must call them."""

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.nn.distributed import ranks_of, take_from_first_rank
-from engram.penalties.gradients import Gradients
+from engram.penalties.gradients import Gradients, task_gradient
 from engram.penalties.importance import check_temperature
 from engram.penalties.quadratic import Quadratic
 from engram.penalties.step import add_to_path, zeros_for_sums
-from engram.penalties.terms import Batches, Classes, Settings, State, Weights, gradient
+from engram.penalties.terms import Batches, Classes, Settings, State, Weights
+from engram.penalties.watch import is_captured
 
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
@@ -72,6 +73,8 @@ class SI(Quadratic):
         self.task_gradient: dict[str, Tensor] = {}  # g, where it was taken before the gradient was changed
         self.gradients = Gradients()  # what is known of .grad
         self.trusted_scale: float | None = None  # the last that was found to be right
+        self.gradients.watch(self.parameters)
+        self.gradients.begin_task()
         self.started = False  # whether `after_step` has followed a step of this task
 
     # --- what is remembered
@@ -106,6 +109,7 @@ class SI(Quadratic):
         super().remember(importance)
         self.state = {**self.state, **self.initial_state(self.parameters)}  # for the next task
         self.started = False
+        self.gradients.begin_task()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
@@ -117,7 +121,9 @@ class SI(Quadratic):
 
     def _forget_step(self) -> None:
         self.task_gradient, self.trusted_scale, self.started = {}, None, True
-        self.gradients.begin_step()
+        if self.gradients.watches:
+            self.gradients.watch(self.parameters)  # of which some may be new
+        self.gradients.begin_task()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "gradients": Gradients()}  # a copy has other weights, whose gradients are not watched
@@ -128,6 +134,26 @@ class SI(Quadratic):
         return super().custom_verbs if self.temperature == 1 else ("after_step",)
 
     # --- in a custom loop
+
+    def consolidate(self, batches: Batches = (), classes: Classes = None) -> None:
+        """As `Quadratic.consolidate`; SI has all it needs when a task ends.
+
+        Args:
+            batches: ignored, as `classes` is.
+
+        Example:
+            >>> penalty.consolidate()
+        """
+        if self.gradients.not_followed():
+            raise InputError(
+                "SI has followed no step of this task, and would find every weight unimportant: "
+                "call penalty.after_step() after every optimizer.step()"
+            )
+        self._refuse_early()
+        super().consolidate(batches, classes)
+
+    def unwatch(self) -> None:
+        self.gradients.unwatch()
 
     def before_backward(self, logits: Tensor, targets: Tensor, scale: float = 1.0) -> None:
         """With a temperature, take g from the loss of logits / T. Call it before backward(), which needs their graph.
@@ -171,8 +197,9 @@ class SI(Quadratic):
             return
         if scale != self.trusted_scale:  # not each time, since it makes a GPU wait
             self._refuse_forgotten(scale)
+        self._take_up_changes()
         self._refuse_changed("SI.after_backward() must come directly after backward(), before unscale_() and clipping")
-        found = self._gradient_of_the_task()
+        found = task_gradient(self, self.gradients)
         self.task_gradient = found if scale == 1 else {name: g / scale for name, g in found.items()}
 
     @torch.no_grad()
@@ -195,12 +222,13 @@ class SI(Quadratic):
             )
         if self.temperature != 1 and not self.task_gradient:
             raise InputError("SI with a temperature needs logits: call before_backward(logits, targets) at each step")
+        self._take_up_changes()
         if not self.task_gradient:
             self._refuse_changed(
                 "the gradients were changed after backward(), by clipping, a GradScaler or the optimizer itself: "
                 "call penalty.after_backward(), with a GradScaler's scale, before that"
             )
-        found = self.task_gradient or self._gradient_of_the_task()
+        found = self.task_gradient or task_gradient(self, self.gradients)
         if not self.started:
             self._start_following()
         for name, theta in self.parameters.items():
@@ -212,7 +240,7 @@ class SI(Quadratic):
             before.copy_(theta)
         self.task_gradient = {}
         self.gradients.watch(self.parameters)
-        self.gradients.begin_step()
+        self.gradients.end_step()
 
     def _start_following(self) -> None:
         self.check_alive()
@@ -222,33 +250,33 @@ class SI(Quadratic):
         self.state |= {f"before.{name}": start.clone() for name, start in self.group("start").items()}
         self.started = True
 
+    def _take_up_changes(self) -> None:
+        """A weight that something else than a step has changed starts this step where it was found."""
+        self._refuse_early()
+        for name, watch in self.gradients.watches.items():
+            found, before = watch.found, self.state[f"before.{name}"]
+            if found is None and watch.entered is not None and not is_captured(before):
+                found = None if torch.equal(watch.entered, before) else watch.entered
+                if found is not None and watch.followed:
+                    raise InputError(
+                        f"{name!r} was changed through .data since the last step, so that SI cannot follow its path: "
+                        "change it in place within torch.no_grad()"
+                    )
+            watch.found = watch.entered = None
+            if found is not None:
+                self.state[f"before.{name}"] = found
+                if not self.started:
+                    self.state[f"start.{name}"] = found
+
+    def _refuse_early(self) -> None:
+        if self.gradients.followed_too_early():
+            raise InputError(
+                "SI.after_step() was called before the step that it is to follow: call it after optimizer.step()"
+            )
+
     def _note_backward(self, scale: Tensor) -> None:
         fast = {name: scale * part().detach() for name, part in self.fast.items()}
         self.gradients.note(self.parameters, scale, fast)
-
-    def _gradient_of_the_task(self) -> dict[str, Tensor]:
-        """`.grad` without what `loss` added to it."""
-        of_penalty = self._gradient_of_the_penalty()
-        return {
-            name: theta.grad - of_penalty[name] if of_penalty else theta.grad.clone()
-            for name, theta in self.parameters.items()
-            if theta.grad is not None
-        }
-
-    def _gradient_of_the_penalty(self) -> dict[str, Tensor]:
-        """What `loss` added to `.grad`: at the weights before the step, and with the fast parts of that time."""
-        held = self.gradients.held()
-        if not held or not self.terms:
-            return {}
-        share = torch.stack([part.scale for part in held]).sum()
-        before = self.in_force(self.group("before"))
-        within = {name: share * slope for name, slope in gradient(self.terms, before, self.strength).items()}
-        for name, part in self.fast.items():
-            then = torch.stack([of.fast[name] for of in held]).sum(dim=0)
-            for term in self.terms:
-                moved = 2 * self.strength * term.importance[name] * (then - share * part().detach())
-                within[name] = within[name] + moved
-        return within
 
     def _refuse_forgotten(self, scale: float) -> None:
         """`loss` knows by how much it was multiplied; a factor far above `scale` comes from a GradScaler."""
@@ -263,5 +291,10 @@ class SI(Quadratic):
 
     def _refuse_changed(self, sentence: str) -> None:
         """A gradient that was changed in place since backward() is not g."""
-        if self.gradients.changed():
+        if self.gradients.changed() or self.gradients.changed_unseen():
             raise InputError(sentence)
+        if self.gradients.changed_within():
+            raise InputError(
+                "the gradients were changed between two backward passes of one step, so that SI cannot take its own "
+                "part out of them: clip after the last pass, and discard gradients with zero_grad(set_to_none=True)"
+            )
