@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram import EWC, MAS, SI, Penalty
+from engram import EWC, MAS, SI, InputError, OnlineEWC, Penalty
+from engram.nn.baselines import LinearSoftmax
 
 # --- half precision -----------------------------------------------------------------------------------------------
 
@@ -72,3 +73,125 @@ def test_a_model_in_half_precision_is_protected_saved_and_loaded(kind: type[Pena
         each.proximal_step(0.1)
         assert (model.weight - anchor).abs().sum() < 0.5 * 0.5 * anchor.numel(), "it was pulled back"
         model.load_state_dict(weight)
+
+
+# --- models that change after the penalty was made -----------------------------------------------------------------
+
+
+def consolidated(kind: type[Penalty] = OnlineEWC) -> tuple[nn.Module, Penalty, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), LinearSoftmax(5, 4))
+    penalty, optimizer = kind(model, strength=1e3), torch.optim.SGD(model.parameters(), lr=0.1)
+    penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+    return model, penalty, optimizer
+
+
+CHANGES = {
+    "grown": lambda model: model[2].grow(6),
+    "assigned": lambda model: model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True),
+    "replaced": lambda model: setattr(model, "2", nn.Linear(5, 4)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS, SI])
+def test_no_verb_protects_tensors_that_the_model_has_replaced(kind: type[Penalty], change: str) -> None:
+    model, penalty, optimizer = consolidated(kind)
+    penalty.loss().backward()
+    penalty.proximal_step(optimizer)
+    CHANGES[change](model)
+    verbs = [penalty.loss, lambda: penalty.proximal_step(optimizer), lambda: penalty.proximal_step(0.1)]
+    verbs += [penalty.after_step] if kind is SI else [lambda: penalty.consolidate([(torch.ones(1, 6), torch.ones(1))])]
+    for verb in verbs:
+        with pytest.raises(InputError, match=r"no longer the tensor .* call penalty\.grow\(\)"):
+            verb()
+    if change != "replaced":
+        penalty.grow()
+        penalty.loss()
+        penalty.proximal_step(0.1)
+
+
+@pytest.mark.parametrize("kind", [OnlineEWC, SI])
+def test_layers_that_are_unfrozen_later_are_warned_about_once(kind: type[Penalty]) -> None:
+    model = nn.Sequential(nn.Linear(6, 5).requires_grad_(False), nn.Linear(5, 4))
+    penalty = kind(model, strength=1.0)
+    penalty.loss()
+    model[1].requires_grad_(False)  # freezing, and back, is no mistake
+    penalty.loss()
+    model[1].requires_grad_(True)
+    penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+    penalty.loss()
+    model[0].requires_grad_(True)
+    penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+    with pytest.warns(UserWarning, match=r"now trains '0\.weight' and 1 more, frozen when this penalty was made"):
+        penalty.proximal_step(0.1)
+    penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
+    penalty.loss()  # a second warning would be an error here
+
+
+def test_an_optimizer_of_before_growth_is_warned_about_once() -> None:
+    model, penalty, optimizer = consolidated()
+    model[2].grow(6)
+    penalty.grow()
+    x, y = torch.randn(8, 6), torch.randint(6, (8,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    step()
+    with pytest.warns(UserWarning, match=r"does not move the new ones: make a new optimizer after head\.grow\(\)"):
+        step()
+    step()
+    step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step()
+
+
+@pytest.mark.parametrize("way", ["new", "added", "another"])
+def test_an_optimizer_that_knows_what_grew_is_no_mistake(way: str) -> None:
+    model, _, optimizer = consolidated()
+    before = model[2].weight
+    model[2].grow(6)
+    optimizers = [optimizer]
+    if way == "new":
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    elif way == "added":
+        optimizer.add_param_group({"params": [model[2].weight]})
+    else:
+        optimizers.append(torch.optim.SGD(model[2].parameters(), lr=0.1))
+    for _ in range(4):
+        model.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 6)), torch.randint(6, (8,))).backward()
+        for each in optimizers:
+            each.step()
+    assert before.shape == (4, 5)
+
+
+def test_a_learning_rate_is_read_at_every_step() -> None:
+    model, penalty, _ = consolidated()
+    rate = torch.tensor(0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for given in (rate, optimizer):
+        with torch.no_grad():
+            model[0].weight.add_(1)
+        rate.fill_(0.0)
+        before = model[0].weight.detach().clone()
+        penalty.proximal_step(given)
+        assert torch.equal(model[0].weight, before)
+        rate.fill_(0.1)
+        penalty.proximal_step(given)
+        assert not torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, torch.tensor(float("nan"))])
+def test_a_learning_rate_that_is_none_is_refused(rate: float | Tensor) -> None:
+    model, penalty, optimizer = consolidated()
+    before = copy.deepcopy(model.state_dict())
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for given in (rate, optimizer):
+        with pytest.raises(InputError, match="a learning rate must be a number of at least 0"):
+            penalty.proximal_step(given)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

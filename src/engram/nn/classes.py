@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from engram.common.errors import InputError, NotFiniteError, check_choice
 
@@ -165,6 +169,46 @@ def draw_slow_weights(weight: Tensor, head_init: str, gain: float = 1.0) -> None
     weight.mul_(gain * (math.sqrt(num_features / num_classes) if head_init == "published" else 1))
 
 
+class Outgrown:
+    """A parameter that another has replaced, as long as anything holds it: an optimizer would step for nothing."""
+
+    every: ClassVar[list[Outgrown]] = []
+    hook: ClassVar[Any] = None
+
+    def __init__(self, old: Tensor, new: Tensor):
+        self.old, self.new = weakref.ref(old), weakref.ref(new)
+        self.version: int | None = None  # of the new one, at the last step of an optimizer that has the old one alone
+
+    @classmethod
+    def note(cls, old: Tensor, new: Tensor) -> None:
+        """From now on, look at every optimizer that takes a step, until nothing holds the old parameter."""
+        cls.every.append(cls(old, new))
+        if cls.hook is None:
+            cls.hook = register_optimizer_step_pre_hook(cls.look)
+
+    @classmethod
+    def look(cls, optimizer: Optimizer, *arguments: Any) -> None:
+        """Warn of an optimizer that steps a second time, while the new parameter has a gradient and did not move."""
+        cls.every[:] = [one for one in cls.every if one.old() is not None and one.new() is not None]
+        held = {id(theta) for group in optimizer.param_groups for theta in group["params"]} if cls.every else set()
+        for one in list(cls.every):
+            old, new = one.old(), one.new()
+            if id(old) not in held or id(new) in held or new is None or new.grad is None:
+                continue
+            if one.version == new._version:
+                cls.every.remove(one)
+                warnings.warn(
+                    "an optimizer still has the weights of before head.grow(), and does not move the new ones: "
+                    "make a new optimizer after head.grow()",
+                    UserWarning,
+                    stacklevel=3,
+                )
+            one.version = new._version
+        if not cls.every and cls.hook is not None:
+            cls.hook.remove()
+            cls.hook = None
+
+
 @torch.no_grad()
 def grow_rows(layer: Any, out_features: int) -> None:
     """Give every tensor of a layer that has one row per class a row for each of `out_features` classes.
@@ -195,6 +239,8 @@ def grow_rows(layer: Any, out_features: int) -> None:
             larger = tensor.new_empty(out_features, *tensor.shape[1:])
             is_parameter = isinstance(tensor, nn.Parameter)
             setattr(layer, name, nn.Parameter(larger, tensor.requires_grad) if is_parameter else larger)
+            if is_parameter:
+                Outgrown.note(tensor, getattr(layer, name))
     old = {name: tensor.clone() for name, tensor in before.items()}
     layer.out_features = out_features
     layer.reset_parameters()

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError, check_choice
 from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
+from engram.penalties.checks import Places, check_grown, frozen_parameters, warn_of_unfrozen
 from engram.penalties.terms import Batches, Classes, State, fitted, with_rows
 
 VERBS = ("loss", "proximal_step", "after_backward", "after_step", "consolidate")
@@ -90,6 +91,8 @@ class Penalty(ABC):
         # what the trace adds to a slow weight; the penalty reads it, and moves the slow weight only
         self.fast = fast_parts(model, self.parameters) if protect == "in-force" else {}
         self.state: State = self.initial_state(self.parameters)
+        self._places: Places | None = None
+        self._frozen = frozen_parameters(model)  # what was not trained, and is not protected if it is later
 
     def __repr__(self) -> str:
         num_weights = sum(theta.numel() for theta in self.parameters.values())
@@ -244,13 +247,14 @@ class Penalty(ABC):
 
     def check_alive(self) -> None:
         """Refuse to protect tensors that the model no longer computes with."""
-        own = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, theta in self.parameters.items():
-            if own.get(name) is not theta:
-                raise InputError(
-                    f"the model's {name!r} is no longer the tensor that this penalty was made for: "
-                    "call penalty.grow() after head.grow(), or make a new penalty"
-                )
+        if self._places is None or self._places.parameters is not self.parameters:
+            self._places = Places(self.model, self.parameters)
+        self._places.check()
+
+    def warn_of_unfrozen(self) -> None:
+        """Warn once of weights that are trained now and were frozen when the penalty was made."""
+        if self.remembers and warn_of_unfrozen(self.model, self._frozen):
+            self._frozen = []
 
 
 def check_step(penalty: Penalty | type[Penalty], step: str) -> None:
@@ -268,25 +272,3 @@ def check_step(penalty: Penalty | type[Penalty], step: str) -> None:
     )
     if step == "proximal" and "loss" in verbs and "proximal_step" not in verbs:
         raise InputError(f"{kind.__name__} defines its own `loss` but no `proximal_step`: set penalty_step to gradient")
-
-
-def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-    """Refuse a model that changed in any other way than by more rows.
-
-    Args:
-        before: its slow weights by name, as they were.
-        now: the same, as they are.
-
-    Example:
-        >>> check_grown({"weight": torch.ones(2, 3)}, {"weight": torch.ones(4, 3)})
-    """
-    if before.keys() != now.keys():
-        other = min(before.keys() ^ now.keys())
-        raise InputError(f"a penalty can follow layers that grew, but the model has different slow weights: {other!r}")
-    for name, theta in now.items():
-        then = before[name]
-        if then.shape[1:] != theta.shape[1:] or then.ndim != theta.ndim or (theta.ndim and len(theta) < len(then)):
-            raise InputError(
-                f"a penalty can follow layers that grew, but {name!r} has shape {tuple(theta.shape)}, "
-                f"and had {tuple(then.shape)}"
-            )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError
+from engram.penalties.checks import check_rate
 from engram.penalties.gradients import QuadraticForm
 from engram.penalties.penalty import Penalty
 from engram.penalties.step import learning_rates, moved_shift, pull_weight, zeros_for_sums
@@ -77,9 +78,7 @@ class Quadratic(Penalty):
         Example:
             >>> (cross_entropy(model(inputs), targets) + penalty.loss()).backward()
         """
-        if self._alive is not self.state:  # once between two consolidations
-            self.check_alive()
-            self._alive = self.state
+        self._check_model()
         return QuadraticForm.apply(self, *self.parameters.values())
 
     @torch.no_grad()
@@ -98,10 +97,11 @@ class Quadratic(Penalty):
             >>> optimizer.step()
             >>> penalty.proximal_step(optimizer)
         """
+        self._check_model()
         if isinstance(learning_rate, Optimizer):
             pull = self.pull(learning_rates(learning_rate, self.parameters))
         else:
-            pull = self.pull(learning_rate)
+            pull = self.pull(check_rate(learning_rate))
         if pull is not None:
             for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
                 if theta.requires_grad:  # otherwise it has been frozen since
@@ -121,7 +121,7 @@ class Quadratic(Penalty):
         Example:
             >>> penalty.consolidate(loader)
         """
-        self.check_alive()
+        self._check_model()
         checked = self.checked(batches, classes)
         found = self.importance(self.model, self.parameters, self.state, self.settings, checked, classes)
         self.remember(check_finite(found))
@@ -240,6 +240,12 @@ class Quadratic(Penalty):
 
     def _nothing(self) -> dict[str, Tensor]:
         return {name: zeros_for_sums(theta) for name, theta in self.parameters.items()}
+
+    def _check_model(self) -> None:
+        self.check_alive()
+        if self._alive is not self.state:  # once between two consolidations
+            self.warn_of_unfrozen()
+            self._alive = self.state
 
     def _note_backward(self, scale: Tensor) -> None:
         """A backward pass goes through `loss`, which was multiplied by `scale`. Only SI needs to know."""

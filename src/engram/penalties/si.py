@@ -215,6 +215,7 @@ class SI(Quadratic):
             raise InputError(
                 "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
             )
+        self.check_alive()
         if self.gradients.moved():
             raise InputError(
                 "the weights moved between two backward passes of one step, so SI cannot follow their path: "
@@ -243,7 +244,6 @@ class SI(Quadratic):
         self.gradients.end_step()
 
     def _start_following(self) -> None:
-        self.check_alive()
         ranks = ranks_of(self.model)
         if ranks is not None:  # made before DistributedDataParallel gave the model the first rank's weights
             take_from_first_rank(self.group("start").values(), ranks)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError
+from engram.penalties.checks import check_rate
 from engram.penalties.terms import Pull
 
 GainAndShift = tuple[Tensor, Tensor]
@@ -197,7 +198,9 @@ def learning_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> di
     Example:
         >>> learning_rates(torch.optim.SGD(model.parameters(), lr=0.1), dict(model.named_parameters()))
     """
-    rates = {id(theta): float(group["lr"]) for group in optimizer.param_groups for theta in group["params"]}
+    rates: dict[int, float] = {}
+    for group in optimizer.param_groups:
+        rates |= dict.fromkeys(map(id, group["params"]), check_rate(group["lr"]))
     if not any(id(theta) in rates for theta in parameters.values()):
         raise InputError("the optimizer has none of the weights that the penalty protects: it belongs to another model")
     return {name: rates.get(id(theta), 0.0) for name, theta in parameters.items()}
