@@ -332,6 +332,7 @@ def test_lbfgs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [EWC, OnlineEWC, SI, MAS])
+@pytest.mark.filterwarnings("ignore:no weight has changed")
 def test_a_penalty_refuses_a_head_that_grew_without_it(kind: type) -> None:
     model, _ = make()
     penalty = kind(model, strength=1.0)

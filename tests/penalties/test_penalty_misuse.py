@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -195,3 +196,198 @@ def test_a_learning_rate_that_is_none_is_refused(rate: float | Tensor) -> None:
         with pytest.raises(InputError, match="a learning rate must be a number of at least 0"):
             penalty.proximal_step(given)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+# --- what consolidate is given -------------------------------------------------------------------------------------
+
+
+def classifier(num_outputs: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, num_outputs))
+
+
+def samples(count: int = 16, num_classes: int = 4) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(2)
+    return torch.randn(count, 6, generator=random), torch.randint(num_classes, (count,), generator=random)
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS])
+def test_a_task_that_is_consolidated_twice_is_warned_about(kind: type[Penalty]) -> None:
+    model = classifier()
+    penalty = kind(model, strength=1.0)
+    penalty.consolidate([samples()])
+    with pytest.warns(UserWarning, match=r"no weight has changed since the last consolidate\(\)"):
+        penalty.consolidate([samples()])
+    with torch.no_grad():
+        model[0].weight[0, 0] += 0.1
+    penalty.consolidate([samples()])
+
+
+@pytest.mark.parametrize("kind", [EWC, MAS, SI])
+@pytest.mark.parametrize(("classes", "sentence"), [([0, 0, 1], "classes has 0 more than once"), ([0, -1], "not -1")])
+def test_classes_count_once(kind: type[Penalty], classes: list[int], sentence: str) -> None:
+    penalty = kind(classifier(), strength=1.0)
+    with pytest.raises(InputError, match=sentence):
+        penalty.consolidate([samples(num_classes=2)], classes)
+    assert not penalty.terms
+
+
+class TimeFirst(nn.Module):
+    """Takes (time, batch, features), as PyTorch's recurrent layers do by default, and returns (batch, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.RNN(6, 5), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.rnn(inputs)[0][-1])
+
+
+@pytest.mark.parametrize("length", [7, 4])
+@pytest.mark.parametrize(("kind", "options"), [(MAS, {}), (EWC, {"labels": "exact"})])
+def test_samples_must_be_on_the_first_axis(kind: type[Penalty], options: dict, length: int) -> None:
+    """Where the sequence is as long as the batch, single samples still give it away."""
+    penalty = kind(TimeFirst(), strength=1.0, **options)
+    with pytest.raises(InputError, match="importances need the samples on the first axis"):
+        penalty.consolidate([torch.randn(length, 4, 6)])
+
+
+def test_a_third_part_that_may_be_the_targets_is_warned_about_once() -> None:
+    x, y = samples()
+    penalty = EWC(classifier(), strength=1.0)
+    penalty.consolidate([(x, y, torch.rand(16))])  # weights of samples, say: these are no targets
+    with torch.no_grad():
+        penalty.model[0].weight += 0.1
+    with pytest.warns(UserWarning, match="the second for the targets"):
+        penalty.consolidate([(x, torch.zeros(16, dtype=torch.long), y)])
+    with torch.no_grad():
+        penalty.model[0].weight += 0.1
+    penalty.consolidate([(x, y, y)])
+
+
+@pytest.mark.parametrize("labels", ["true", "predicted", "sampled", "exact"])
+@pytest.mark.parametrize("shape", [(-1, 1), (-1,)])
+def test_a_single_logit_is_refused(labels: str, shape: tuple[int, ...]) -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 1)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.linear(inputs).reshape(shape)
+
+    x, _ = samples()
+    penalty = EWC(Single(), strength=1.0, labels=labels)
+    with pytest.raises(InputError, match="a single output, whose softmax is always 1"):
+        penalty.consolidate([(x, torch.zeros(16, dtype=torch.long))])
+
+
+@pytest.mark.parametrize("part", ["features", "probabilities"])
+def test_outputs_that_are_no_logits_are_warned_about_once(part: str) -> None:
+    whole = classifier()
+    model = whole[:2] if part == "features" else nn.Sequential(whole, nn.Softmax(dim=1))
+    penalty = OnlineEWC(model, strength=1.0)
+    with pytest.warns(UserWarning, match="for logits: make the penalty for the whole model"):
+        penalty.consolidate([samples()])
+    with torch.no_grad():
+        whole[0].weight += 0.1
+    penalty.consolidate([samples()])
+    zero = classifier()
+    nn.init.zeros_(zero[2].weight)
+    nn.init.zeros_(zero[2].bias)
+    OnlineEWC(zero, strength=1.0).consolidate([samples()])  # logits before training may all be 0
+
+
+class Deep(nn.Module):
+    """As deep as its batch says, for batches of one shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.tied: list[Tensor] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        for _ in range(int(inputs[0, 0].round())):
+            hidden = torch.tanh(self.again(hidden))
+        if inputs[0, 0] > 2.5:
+            hidden = hidden @ self.first.weight
+        return self.head(hidden)
+
+
+def singly(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
+    """MAS by autograd, sample by sample."""
+    sums = {name: torch.zeros_like(theta) for name, theta in model.named_parameters()}
+    for row in torch.cat(batches):
+        slopes = torch.autograd.grad(
+            model(row[None]).square().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True
+        )
+        for total, slope in zip(sums.values(), slopes, strict=True):
+            total += slope.abs() / sum(map(len, batches))
+    return sums
+
+
+@pytest.mark.filterwarnings("ignore:importances take one backward pass")
+@pytest.mark.parametrize("depths", [(1, 2, 0, 1), (0, 1), (1, 3), (2, 1)])
+def test_a_depth_that_depends_on_the_batch_has_the_importances_of_single_samples(depths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = Deep().double()
+    batches = [torch.randn(5, 6).double() for _ in depths]
+    for batch, depth in zip(batches, depths, strict=True):
+        batch[:, 0] = depth
+    penalty = MAS(model, strength=1.0)
+    penalty.consolidate(batches)
+    for name, omega in singly(model, batches).items():
+        torch.testing.assert_close(penalty.terms[0].importance[name], omega)
+
+
+class Functional(nn.Module):
+    """Calls a layer, and uses its weight in another way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer, self.head = way, nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+        self.held = [self.layer.weight]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.held[0] if self.way == "held elsewhere" else self.layer.weight
+        called = self.layer(inputs) if self.way in ("output unused", "both") else inputs
+        hidden = F.linear(inputs, weight)
+        return self.head(hidden + called if self.way == "both" else hidden)
+
+
+@pytest.mark.parametrize("way", ["output unused", "both", "not called"])
+def test_a_weight_that_is_used_functionally_has_the_importances_of_single_samples(way: str) -> None:
+    torch.manual_seed(0)
+    model, batches = Functional(way).double(), [torch.randn(5, 6).double()]
+    penalty = MAS(model, strength=1.0)
+    penalty.consolidate(batches)
+    for name, omega in singly(model, batches).items():
+        torch.testing.assert_close(penalty.terms[0].importance[name], omega)
+
+
+def test_a_weight_that_is_used_through_another_reference_is_refused() -> None:
+    penalty = MAS(Functional("held elsewhere"), strength=1.0)
+    with pytest.raises(InputError, match=r"uses 'layer\.weight' through another reference"):
+        penalty.consolidate([torch.randn(5, 6)])
+
+
+def test_a_state_is_not_loaded_into_another_class(tmp_path: Path) -> None:
+    model = classifier()
+    penalty = OnlineEWC(model, strength=1.0)
+    penalty.consolidate([samples()])
+    torch.save({"penalty": penalty.state_dict()}, tmp_path / "state.pt")
+    for state in (
+        penalty.state_dict(),
+        copy.deepcopy(penalty.state_dict()),
+        torch.load(tmp_path / "state.pt")["penalty"],
+    ):
+        for kind in (MAS, EWC, SI):
+            other = kind(model, strength=1.0)
+            with pytest.raises(InputError, match=f"this state is one of OnlineEWC, .* no {kind.__name__}'s"):
+                other.load_state_dict(state)
+            assert not other.terms
+        again = OnlineEWC(model, strength=1.0)
+        again.load_state_dict(state)
+        again.load_state_dict(dict(state))  # as saved by others
+        assert torch.equal(again.terms[0].importance["0.weight"], penalty.terms[0].importance["0.weight"])

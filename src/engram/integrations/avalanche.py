@@ -196,7 +196,8 @@ class PenaltyPlugin(SupervisedPlugin):
         task = getattr(strategy.experience, "origin_experience", strategy.experience)
         masked = any(isinstance(plugin, OwnClassesPlugin) for plugin in strategy.plugins)
         loader = _loader_of(task.dataset, strategy.train_mb_size, options.get("num_workers", 0))
-        self.penalty.consolidate(loader, own_classes(task) if masked else None)
+        pairs = ((inputs, targets) for inputs, targets, *_ in loader)  # without Avalanche's labels of tasks
+        self.penalty.consolidate(pairs, own_classes(task) if masked else None)
 
 
 def as_benchmark(stream: Stream, dtype: torch.dtype = torch.float32) -> Any:

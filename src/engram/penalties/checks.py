@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
@@ -97,6 +98,77 @@ def check_rate(rate: float | Tensor) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise InputError(f"a learning rate must be a number of at least 0, not {value}")
     return value
+
+
+def check_classes(classes: Sequence[int] | None) -> None:
+    """Refuse the classes of a task if one of them is there twice, or is no class number.
+
+    Args:
+        classes: the outputs that take part; None for all.
+
+    Example:
+        >>> check_classes([0, 2, 1])
+    """
+    numbers = [] if classes is None else [int(c) for c in classes]
+    if len(set(numbers)) != len(numbers):
+        twice = next(c for c in numbers if numbers.count(c) > 1)
+        raise InputError(f"each class of a task counts once, but classes has {twice} more than once")
+    if numbers and min(numbers) < 0:
+        raise InputError(f"classes are numbers of outputs, from 0 on, not {min(numbers)}")
+
+
+def warn_of_repetition(
+    anchors: Mapping[str, Tensor], last: Mapping[str, Tensor], importance: Mapping[str, Tensor]
+) -> None:
+    """Warn of a task that is consolidated again: nothing was learned since the last time.
+
+    Args:
+        anchors: the weights as they are now.
+        last: the same when they were consolidated last.
+        importance: what would be added.
+
+    Example:
+        >>> warn_of_repetition(penalty.anchors(), penalty.terms[-1].anchor, importance)
+    """
+    same = all(torch.equal(theta, last[name]) for name, theta in anchors.items())
+    if same and any(omega.any() for omega in importance.values()):
+        warnings.warn(
+            "no weight has changed since the last consolidate(), so that what was learned then counts twice: "
+            "call it once for each task",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def check_logits(outputs: Tensor) -> None:
+    """Refuse outputs without at least two logits for each sample: a single one has the probability 1 in a softmax.
+
+    Args:
+        outputs: of a model.
+
+    Example:
+        >>> check_logits(torch.ones(4, 2))
+    """
+    if outputs.ndim < 2 or outputs.shape[1] == 1:
+        raise InputError(
+            "the model has a single output, whose softmax is always 1, so that EWC would find every weight "
+            "unimportant: let it return a logit for each of two classes, or use SI or MAS"
+        )
+
+
+def looks_like_activations(outputs: Tensor) -> bool:
+    """Whether outputs are those of a ReLU or of a softmax, and no logits.
+
+    Args:
+        outputs: (B, C).
+
+    Example:
+        >>> looks_like_activations(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
+        True
+    """
+    if bool((outputs < 0).any()) or not outputs.any():
+        return False
+    return bool((outputs == 0).any()) or bool(((outputs.sum(dim=1) - 1).abs() < 1e-4).all())
 
 
 def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:

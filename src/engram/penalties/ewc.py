@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,12 +11,16 @@ from torch import Tensor, nn
 
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import PENALTIES
-from engram.nn.classes import check_targets, mask_logits
+from engram.nn.classes import CLASS_NUMBER_TYPES, check_targets, mask_logits
 from engram.nn.distributed import rank_of, ranks_of
 from engram.nn.modules import frozen
+from engram.penalties.checks import check_logits, looks_like_activations
 from engram.penalties.importance import check_temperature, mean_per_sample, unpack
+from engram.penalties.per_sample import check_rows
 from engram.penalties.quadratic import Quadratic
 from engram.penalties.terms import Batches, Classes, Settings, Weights
+
+LOOKED_AT = 64  # samples of a task, to see whether outputs are logits
 
 
 @PENALTIES.register("ewc", settings={"labels": "fisher_labels", "temperature": "temperature"}, draws="fisher")
@@ -62,6 +67,7 @@ class EWC(Quadratic):
         self.temperature = check_temperature(temperature)
         self.labels = labels
         self.seed = seed
+        self.warned: set[str] = set()
 
     @classmethod
     def importance(
@@ -77,6 +83,7 @@ class EWC(Quadratic):
         random = torch.Generator().manual_seed(settings["seed"] + rank_of(ranks_of(model)))  # each rank its own draws
 
         def tempered(outputs: Tensor) -> Tensor:
+            check_logits(outputs)
             return mask_logits(outputs / settings["temperature"], classes)
 
         def log_likelihood(outputs: Tensor, label: Tensor, weight: Tensor) -> Tensor:
@@ -103,10 +110,34 @@ class EWC(Quadratic):
 
     def checked(self, batches: Batches, classes: Classes) -> Iterator[Any]:
         """The batches, whose labels are checked to be among the model's classes."""
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            if number == 0:
+                self._warn_once(batch)
             if self.labels == "true":
                 self._check_labels(batch, classes)
             yield batch
+
+    @torch.no_grad()
+    def _warn_once(self, batch: Any) -> None:
+        """Warn, once for each penalty, of outputs that are no logits, and of a third part that may be the targets."""
+        inputs, _ = unpack(batch)
+        device = next(iter(self.parameters.values())).device
+        with frozen(self.model):
+            outputs = self.model(inputs[:LOOKED_AT].to(device))
+        check_rows(outputs, len(inputs[:LOOKED_AT]))
+        check_logits(outputs)
+        sentences = {
+            "outputs": "every output of the model is at least 0, as those of a ReLU or a softmax, and EWC takes them "
+            "for logits: make the penalty for the whole model, and let it return logits",
+            "parts": "batches have more than two parts, of which the first is taken for the inputs and the second for "
+            "the targets: yield (inputs, targets)",
+        }
+        found = {"outputs"} if looks_like_activations(outputs) else set()
+        if self.labels == "true" and not isinstance(batch, Tensor) and len(batch) > 2 and _may_be_targets(batch):
+            found.add("parts")
+        for one in sorted(found - self.warned):
+            warnings.warn(sentences[one], UserWarning, stacklevel=5)
+        self.warned |= found
 
     @torch.no_grad()
     def _check_labels(self, batch: Any, classes: Classes) -> None:
@@ -123,6 +154,11 @@ class EWC(Quadratic):
         stray = set(targets.unique().tolist()) - set(own)
         if stray:
             raise InputError(f"the label {min(stray)} is not among the classes {', '.join(map(str, own))}")
+
+
+def _may_be_targets(batch: Any) -> bool:
+    """Whether a further part of a batch could be its targets as well."""
+    return any(isinstance(part, Tensor) and part.dtype in CLASS_NUMBER_TYPES and part.ndim == 1 for part in batch[2:])
 
 
 @PENALTIES.register(

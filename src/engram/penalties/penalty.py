@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -177,7 +178,9 @@ class Penalty(ABC):
         Example:
             >>> torch.save({"model": model.state_dict(), "penalty": penalty.state_dict()}, "model.pt")
         """
-        return {key: tensor.clone() for key, tensor in self.state.items()}
+        copied = OrderedDict((key, tensor.clone()) for key, tensor in self.state.items())
+        copied._metadata = {"penalty": type(self).__name__}  # type: ignore[attr-defined] # where PyTorch keeps its own
+        return copied
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -190,6 +193,9 @@ class Penalty(ABC):
             >>> torch.save({"model": model.state_dict(), "penalty": penalty.state_dict()}, "model.pt")
             >>> penalty.load_state_dict(torch.load("model.pt")["penalty"])
         """
+        kind = getattr(state, "_metadata", {}).get("penalty", type(self).__name__)
+        if kind != type(self).__name__:
+            raise InputError(f"this state is one of {kind}, whose importances are no {type(self).__name__}'s")
         expected = self.expected_state(state)
         loaded = {key: fitted(key, state.get(key), like) for key, like in expected.items()}
         unknown = [key for key in state if key not in expected]

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from engram.common.errors import InputError
+from engram.nn.modules import is_mapped
+from engram.penalties.layer_sums import Function, layer_sums
 from engram.penalties.step import at_least_single, zeros_for_sums
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
-Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,18 @@ def sum_per_sample(
         >>> sums = sum_per_sample(model.eval(), dict(model.named_parameters()), norm, torch.abs, inputs)
     """
     known = _known.get(model, {})
-    if inputs.shape not in known:
+    is_first = inputs.shape not in known
+    if is_first:
         known[inputs.shape] = find_product_layers(model, inputs)
-    layers = known[inputs.shape]
-    sums = _sum_by_products(model, layers, objective, function, inputs, arguments) if layers else {}
+    sums = _sum_by_products(model, known[inputs.shape], objective, function, inputs, arguments)
+    if sums is None:  # what the model does depends on the values in the batch
+        sums = _sum_by_products(model, find_product_layers(model, inputs), objective, function, inputs, arguments) or {}
     left = {name: parameter for name, parameter in parameters.items() if name not in sums}
     if left:
-        sums |= _sum_by_mapping(model, left, objective, function, inputs, arguments)
+        mapped = _sum_by_mapping(model, left, objective, function, inputs, arguments)
+        if is_first and not is_mapped():
+            _refuse_hidden_uses(model, {n: left[n] for n, found in mapped.items() if not found.any()}, inputs)
+        sums |= mapped
     return {name: sums[name] for name in parameters}
 
 
@@ -117,12 +123,15 @@ def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) ->
         return hook
 
     with _hooked(candidates, watch), torch.enable_grad():
-        total = model(inputs, *arguments).sum()
-    num_uses = _count_uses(total)
+        outputs = model(inputs, *arguments)
+    check_rows(outputs, len(inputs))
+    num_uses, nodes = _count_uses(outputs.sum())
     found = {}
     for prefix, seen in calls.items():
         layer = candidates[prefix]
         if len(seen) != 1 or not seen[0][1].requires_grad or not _is_row_a_sample(layer, seen[0][0], len(inputs)):
+            continue
+        if seen[0][1].grad_fn not in nodes:  # the layer's output is not used, though its weights may be
             continue
         own = {prefix + name for name, theta in layer.named_parameters(recurse=False) if num_uses.get(theta) == 1}
         if own:
@@ -147,32 +156,40 @@ def _sum_by_products(
     function: Function,
     inputs: Tensor,
     arguments: tuple[Tensor, ...],
-) -> dict[str, Tensor]:
-    """The sums of all parameters whose gradients are known in closed form."""
+) -> dict[str, Tensor] | None:
+    """The sums of all parameters whose gradients are known in closed form; None if a layer is used in another way."""
+    if not layers:
+        return {}
 
-    def total(nudges: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def total(nudges: dict[str, Tensor]) -> tuple[Tensor, dict[str, list[Tensor]]]:
         """The objective as a function of something added to each layer's output: its gradient there is d."""
-        entered: dict[str, Tensor] = {}
+        entered: dict[str, list[Tensor]] = {prefix: [] for prefix in layers}
 
         def nudge(prefix: str) -> Callable:
             def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                entered[prefix] = args[0]
-                return output + nudges[prefix]
+                entered[prefix].append(args[0] if args else output)
+                fits = output.shape == nudges[prefix].shape
+                return output + nudges[prefix] if fits else output
 
             return hook
 
         with _hooked({prefix: found.layer for prefix, found in layers.items()}, nudge):
             return objective(model(inputs), *arguments).sum(), entered
 
+    used = [(prefix, found.layer, name) for prefix, found in layers.items() for name in found.parameters]
     nudges = {prefix: inputs.new_zeros(found.shape, dtype=found.dtype) for prefix, found in layers.items()}
     # Not by `torch.func.grad`: that imports PyTorch's compiler, which takes seconds.
     with torch.enable_grad():
         value, entered = total({prefix: nudge.requires_grad_() for prefix, nudge in nudges.items()})
+    uses, _ = _count_uses(value)
+    once = all(len(seen) == 1 for seen in entered.values())
+    if not once or any(uses.get(layer.get_parameter(name.removeprefix(prefix))) != 1 for prefix, layer, name in used):
+        return None
     found = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
     deltas = dict(zip(nudges, found, strict=True))
     sums = {}
     for prefix, product in layers.items():
-        for name, value in _layer_sums(product.layer, entered[prefix], deltas[prefix], function).items():
+        for name, value in layer_sums(product.layer, entered[prefix][0], deltas[prefix], function).items():
             if prefix + name in product.parameters:
                 sums[prefix + name] = value
     return sums
@@ -191,8 +208,41 @@ def _is_row_a_sample(layer: nn.Module, entered: Tensor, num_samples: int) -> boo
     return len(entered) == num_samples and entered.ndim == (4 if isinstance(layer, nn.Conv2d) else 2)
 
 
-def _count_uses(total: Tensor) -> dict[Tensor, int]:
-    """How many operations of the graph behind `total` use each parameter: a tied weight has several."""
+def check_rows(outputs: Tensor, num_samples: int) -> None:
+    """Refuse outputs of a model that are not one row for each sample.
+
+    Args:
+        outputs: of the model.
+        num_samples: the length of its inputs.
+
+    Example:
+        >>> check_rows(torch.ones(4, 3), num_samples=4)
+    """
+    if outputs.ndim == 0 or len(outputs) != num_samples:
+        raise InputError(
+            f"the model returns outputs of shape {tuple(outputs.shape)} for inputs of length {num_samples}: "
+            "importances need the samples on the first axis of both"
+        )
+
+
+def _refuse_hidden_uses(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor) -> None:
+    """Refuse a weight whose gradients are 0 sample by sample, and not for the batch: it is not used as an attribute."""
+    trained = {name: theta for name, theta in parameters.items() if theta.requires_grad}
+    if not trained:
+        return
+    with torch.enable_grad():
+        value = model(inputs).square().sum()
+    found = torch.autograd.grad(value, list(trained.values()), allow_unused=True) if value.requires_grad else ()
+    for name, slope in zip(trained, found, strict=False):
+        if slope is not None and slope.any():
+            raise InputError(
+                f"the model uses {name!r} through another reference than its own attribute, so that no gradients can "
+                "be found for single samples: use the attribute itself"
+            )
+
+
+def _count_uses(total: Tensor) -> tuple[dict[Tensor, int], set]:
+    """How many operations of the graph behind `total` use each parameter: a tied weight has several. And all nodes."""
     uses: dict[Tensor, int] = {}
     seen = {total.grad_fn}
     open_nodes = [total.grad_fn]
@@ -205,47 +255,7 @@ def _count_uses(total: Tensor) -> dict[Tensor, int]:
             elif following is not None and following not in seen:
                 seen.add(following)
                 open_nodes.append(following)
-    return uses
-
-
-@torch.no_grad()
-def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
-    """Σ_b function(gradient) of one layer's parameters, from its inputs x and its outputs' gradients d."""
-    entered, delta = (tensor.to(at_least_single(tensor.dtype)) for tensor in (entered, delta))
-    if isinstance(layer, nn.Conv2d):
-        return _convolution_sums(layer, entered, delta, function)
-    weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
-    slopes = getattr(layer, "weight_slopes", None)
-    sums = {"weight": weight} if slopes is None else {n: function(slope) * weight for n, slope in slopes().items()}
-    if isinstance(layer, nn.Linear):
-        sums["bias"] = function(delta).sum(dim=0)
-    return sums
-
-
-def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
-    assert not isinstance(layer.padding, str)  # `_has_products` saw to that
-    patches = _patches(layer, entered)  # (B, in·k·k, L)
-    patches = patches.unflatten(1, (layer.groups, -1))  # (B, G, in/G·k·k, L)
-    d = delta.flatten(2).unflatten(1, (layer.groups, -1))  # (B, G, out/G, L)
-    per_sample = torch.einsum("bgol,bgil->bgoi", d, patches)
-    return {
-        "weight": function(per_sample).sum(dim=0).reshape(layer.weight.shape),
-        "bias": function(delta.flatten(2).sum(dim=2)).sum(dim=0),
-    }
-
-
-def _patches(layer: nn.Conv2d, entered: Tensor) -> Tensor:
-    """What the kernel of a convolution sees, a column for each place.
-
-    As a view that is copied once: `F.unfold` calls a GPU once for every sample, which takes most of the time.
-    """
-    assert not isinstance(layer.padding, str)
-    if layer.dilation != (1, 1):
-        return F.unfold(entered, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    (rows, columns), (down, across) = layer.kernel_size, layer.stride
-    padded = F.pad(entered, (layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0]))
-    windows = padded.unfold(2, rows, down).unfold(3, columns, across)  # (B, in, H′, W′, k, k)
-    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(entered), -1, windows.shape[2] * windows.shape[3])
+    return uses, seen
 
 
 def _sum_by_mapping(
@@ -258,6 +268,7 @@ def _sum_by_mapping(
 ) -> dict[str, Tensor]:
     def of_one(values: dict[str, Tensor], sample: Tensor, *own: Tensor) -> Tensor:
         outputs = functional_call(model, values, (sample[None],))
+        check_rows(outputs, 1)
         return objective(outputs, *(argument[None] for argument in own)).sum()
 
     values = {name: parameter.detach() for name, parameter in parameters.items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError
-from engram.penalties.checks import check_rate
+from engram.penalties.checks import check_classes, check_rate, warn_of_repetition
 from engram.penalties.gradients import QuadraticForm
 from engram.penalties.penalty import Penalty
 from engram.penalties.step import learning_rates, moved_shift, pull_weight, zeros_for_sums
@@ -122,8 +122,11 @@ class Quadratic(Penalty):
             >>> penalty.consolidate(loader)
         """
         self._check_model()
+        check_classes(classes)
         checked = self.checked(batches, classes)
         found = self.importance(self.model, self.parameters, self.state, self.settings, checked, classes)
+        if self.terms:
+            warn_of_repetition(self.anchors(), self.terms[-1].anchor, found)
         self.remember(check_finite(found))
 
     # --- what a penalty of this form defines
