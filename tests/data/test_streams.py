@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -401,3 +403,16 @@ def test_a_target_that_is_no_class_number_is_refused() -> None:
     x = torch.ones(9, 6)
     with pytest.raises(InputError, match="the largest target is 1000000000000: number the classes from 0"):
         streams.from_arrays([(x, torch.full((9,), 10**12), x, torch.zeros(9, dtype=torch.int64))])
+
+
+@pytest.mark.parametrize("shape", [(1, 33, 32), (3, 32, 64)])
+def test_images_that_would_be_cropped_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=f"images of {shape[1]}×{shape[2]} pixels do not fit into 32×32"):
+        as_colour_32(torch.zeros(2, *shape))
+    assert as_colour_32(torch.zeros(2, 3, 32, 32)).shape == (2, 3, 32, 32)
+
+
+def test_seeds_follow_the_documented_formula() -> None:
+    """docs/guides/runs.md has it, for those who draw the same numbers elsewhere."""
+    digest = hashlib.sha256(b"engram/0/weights/7").hexdigest()
+    assert derive_seed(0, "weights", 7) == int(digest[:16], 16) // 2

@@ -282,6 +282,11 @@ def test_a_single_logit_is_refused(labels: str, shape: tuple[int, ...]) -> None:
         penalty.consolidate([(x, torch.zeros(16, dtype=torch.long))])
 
 
+def test_a_head_that_grows_may_have_one_class_so_far() -> None:
+    x, _ = samples()
+    OnlineEWC(LinearSoftmax(6, 1), strength=1.0).consolidate([(x, torch.zeros(16, dtype=torch.long))])
+
+
 @pytest.mark.parametrize("part", ["features", "probabilities"])
 def test_outputs_that_are_no_logits_are_warned_about_once(part: str) -> None:
     whole = classifier()

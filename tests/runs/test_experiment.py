@@ -378,3 +378,14 @@ def test_convolutions_are_summed_up_in_one_order_while_something_is_run() -> Non
 def test_what_is_no_config_is_refused_in_a_sentence() -> None:
     with pytest.raises(InputError, match=r"config must be a Config, such as engram.preset\(...\) returns, not 'si'"):
         engram.run("si")
+
+
+def test_a_strength_without_a_penalty_is_refused_before_anything_runs() -> None:
+    config = preset("custom", "finetune", epochs=1, hidden=[8])
+    for with_strength in (config.replace(strength=5.0), preset("custom", "dhp", strength=5.0)):
+        with pytest.raises(InputError, match=f"strength has no effect on {with_strength.method}"):
+            engram.run(with_strength, stream=custom_stream())
+    custom = engram.run(
+        config.replace(strength=5.0), stream=custom_stream(), penalty=lambda model: MAS(model, strength=5.0)
+    )
+    assert custom.average_accuracy.size

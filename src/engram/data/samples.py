@@ -225,5 +225,10 @@ class Stream:
 def as_colour_32(images: Tensor) -> Tensor:
     """Images (N, 1 or 3, H, W) zero-padded on all sides to 32×32, with a single channel replicated to three."""
     rows, columns = 32 - images.shape[2], 32 - images.shape[3]
+    if rows < 0 or columns < 0:
+        size = f"{images.shape[2]}×{images.shape[3]}"
+        raise InputError(
+            f"images of {size} pixels do not fit into 32×32, and would be cropped: make them smaller first"
+        )
     padded = F.pad(images, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
     return padded.expand(-1, 3, -1, -1)

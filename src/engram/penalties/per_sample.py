@@ -124,8 +124,9 @@ def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) ->
 
     with _hooked(candidates, watch), torch.enable_grad():
         outputs = model(inputs, *arguments)
+        total = outputs.sum()
     check_rows(outputs, len(inputs))
-    num_uses, nodes = _count_uses(outputs.sum())
+    num_uses, nodes = _count_uses(total)
     found = {}
     for prefix, seen in calls.items():
         layer = candidates[prefix]

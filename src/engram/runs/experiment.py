@@ -125,6 +125,8 @@ def run_many(
         if not isinstance(config, Config):
             needed = "a Config, such as engram.preset(...) returns"
             raise InputError(f"config must be {needed}, not {shortened(config)}")
+        if config.strength is not None and config.penalty is None and penalty is None:
+            raise InputError(f"strength has no effect on {config.method}, which has no penalty: leave it out")
     runtime = Runtime(device, precision, max_stack, engine or InProcess())
     custom = Custom(features, head, penalty)
     labelled = label_configs(configs)
