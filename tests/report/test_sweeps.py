@@ -142,6 +142,21 @@ def test_a_sweep_has_its_own_figure_and_those_of_the_best_points(tmp_path: Path)
     assert len(write_figures(tmp_path, tmp_path / "figures", ["csv"])) == 5
 
 
+def test_the_picture_has_accuracies_that_were_compared_in_shared_trials(tmp_path: Path) -> None:
+    drawing = next(drawing for drawing in draw_run(read_run(write_sweep(tmp_path))) if drawing.name == "sweep")
+    assert drawing.columns == ("method", "strength", "accuracy %", "SEM", "minus best", "trials")
+    si = {row[1]: [round(float(cell), 2) for cell in row[2:]] for row in drawing.rows if row[0] == "si"}
+    # The point with one trial had 65.00 in it, where the best had 75.00; so it is 10 points below the best's 75.50.
+    assert si["1.0"] == [75.5, 0.29, 0.0, 3]
+    assert si["10.0"] == [70.5, 0.0, -5.0, 3]
+    assert si["0.1"][0] == 65.5
+    assert si["0.1"][2:] == [-10.0, 1]
+    (axes,) = drawing.figure.axes
+    assert axes.get_ylabel() == "average accuracy, %"
+    heights = sorted({round(float(bar.lines[0].get_ydata()[0]), 2) for bar in axes.containers})
+    assert heights == [65.5, 70.5, 75.5]
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_sweep_has_a_page(tmp_path: Path, finished: bool) -> None:
     text = check_page(write_report(write_sweep(tmp_path, finished)).read_text(encoding="utf-8"))

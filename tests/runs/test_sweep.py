@@ -15,9 +15,10 @@ from engram.common.registry import PENALTIES, Registration
 from engram.config.presets import CHOOSING, load_config
 from engram.engine.training import Runtime
 from engram.report.sweep_table import on_what
+from engram.runs import metrics
 from engram.runs.run import open_runs, read_run
 from engram.runs.sweep.axes import Choice, Range, check_axes, parse_axis, parse_choice
-from engram.runs.sweep.points import Search, Tried, best_of, grid, num_survivors, num_trials, rungs, survivors
+from engram.runs.sweep.points import Search, Tried, best_of, grid, num_survivors, rungs, survivors
 from engram.runs.sweep.run import Plan, run_sweep
 
 # --- what is swept
@@ -80,16 +81,43 @@ def test_a_grid_is_every_combination() -> None:
 # --- what is dropped
 
 
-def test_the_better_third_gets_more_trials() -> None:
-    assert rungs(10, True) == [1, 3, 10]
-    assert rungs(3, True) == [1, 3]
-    assert rungs(2, True) == [2]
+def test_no_point_is_dropped_before_three_trials() -> None:
+    assert rungs(10, True) == [3, 10]
+    assert rungs(30, True) == [3, 10, 30]
+    assert rungs(9, True) == [3, 9]
+    for few in (1, 2, 3, 8):
+        assert rungs(few, True) == [few]
     assert rungs(10, False) == [10]
+
+
+def test_the_better_third_gets_more_trials_and_so_does_what_is_not_clearly_worse() -> None:
     assert [num_survivors(n) for n in (1, 2, 3, 6, 7, 30)] == [1, 2, 2, 2, 3, 10]
-    assert survivors({"a": 0.1, "b": 0.5, "c": 0.3, "d": 0.5, "e": 0.2, "f": 0.2, "g": 0.0}) == ["b", "c", "d"]
-    assert survivors({"a": 0.5, "b": 0.5, "c": 0.5}) == ["a", "b"]
-    assert num_trials(30, 10, True) == 30 * 1 + 10 * 2 + 4 * 7
-    assert num_trials(30, 10, False) == 300
+    steady = {name: [level, level + 0.01, level] for name, level in zip("abcdefg", range(7), strict=True)}
+    assert survivors(steady) == ["e", "f", "g"]
+    # d is behind g by 3 points on average, but not in every trial: its interval includes zero.
+    assert survivors(steady | {"d": [6.5, 1.0, 1.5]}) == ["d", "e", "f", "g"]
+    assert survivors({}) == []
+
+
+def test_a_tie_is_never_dropped() -> None:
+    assert survivors({name: [0.5, 0.6, 0.7] for name in "abcd"}) == ["a", "b", "c", "d"]
+    # c and d have the same mean, and both are clearly worse than a; c is in the better half only by its place.
+    scores = {"a": [0.9, 0.9, 0.9], "d": [0.5, 0.5, 0.5], "c": [0.5, 0.5, 0.5], "e": [0.1, 0.1, 0.1]}
+    assert survivors(scores) == ["a", "d", "c"]
+
+
+def test_more_points_need_more_certainty() -> None:
+    """Of many points one is far behind by chance. With two others t(2) must be 4.3, with five 7.0."""
+    behind = [0.44, 0.46, 0.47]  # by 0.0433 with an SEM of 0.0088: t is 4.9
+    few = {"a": [0.5, 0.5, 0.5], "b": [0.5, 0.5, 0.5], "c": behind}
+    assert survivors(few) == ["a", "b"]
+    many = few | {f"worse {k}": [0.1, 0.1, 0.1] for k in range(3)}
+    assert survivors(many) == ["a", "b", "c"]
+
+
+def test_points_are_compared_in_the_trials_that_both_have() -> None:
+    """The second trial is easy; one point has not had it, which says nothing against it."""
+    assert survivors({"a": [0.5, 0.9], "b": [0.45, 0.85], "c": [0.5]}) == ["a", "b", "c"]
 
 
 # --- Optuna
@@ -127,7 +155,7 @@ def test_without_optuna_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
 
 # --- running
 
-SMALL = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "batch_size": 20, "trials": 3}
+SMALL = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "batch_size": 20, "trials": 9}
 
 
 def a_plan(*axes: str, num_points: int | None = None, prune: bool = True, **changes: object) -> Plan:
@@ -140,7 +168,7 @@ def tried_in(plan: Plan, folder: Path, **options: object) -> list[Tried]:
     return run_sweep(plan, [small_digits(300, 60)], folder, **usual | options)
 
 
-RATES = ("0.001", "0.01", "0.1", "0.3")
+RATES = ("1e-06", "0.1", "0.2", "0.3")
 GRID = (f"learning_rate={','.join(RATES)}", "xi=0.1")
 
 
@@ -156,9 +184,13 @@ def test_a_sweep_tries_all_points_and_gives_up_the_worse(swept: tuple[list[Tried
     tried, shares = swept
     assert [each.config.method for each in tried] == ["si"] * 4 + ["dhp+si"] * 4
     for own in (tried[:4], tried[4:]):
-        assert sorted(len(each.scores) for each in own) == [1, 1, 3, 3]
-        given_up = max(each.scores[0] for each in own if not each.finished)
-        assert all(each.scores[0] >= given_up for each in own if each.finished)
+        dropped = [each for each in own if not each.finished]
+        assert dropped
+        assert {len(each.scores) for each in dropped} == {3}
+        kept = survivors({each.label: each.scores[:3] for each in own})
+        assert kept == [each.label for each in own if each.finished]
+        leader = max((each.scores[:3] for each in own), key=sum)
+        assert all(metrics.paired_difference(each.scores, leader).high < 0 for each in dropped), "clearly worse"
         assert best_of(own).mean == max(each.mean for each in own if each.finished)
     assert shares == sorted(shares)
     assert shares[-1] == pytest.approx(1)
@@ -169,7 +201,7 @@ def test_dropped_points_save_trials_and_change_no_other_point(
 ) -> None:
     whole = tried_in(a_plan(*GRID, prune=False), tmp_path)
     for one, other in zip(swept[0], whole, strict=True):
-        assert len(other.scores) == 3
+        assert len(other.scores) == 9
         assert one.scores == other.scores[: len(one.scores)]
 
 
@@ -324,7 +356,7 @@ def test_the_command_prints_the_best_and_leaves_its_settings(
 ) -> None:
     out = tmp_path / "out"
     command = ["sweep", "split-mnist", "--methods", "si", "--grid", "learning_rate=0.001,0.1,0.3", "--dataset",
-               "mnist-small", "--tasks", "2", "--trials", "3", "--epochs", "1", "--set", "hidden=[8]", "--set",
+               "mnist-small", "--tasks", "2", "--trials", "9", "--epochs", "1", "--set", "hidden=[8]", "--set",
                "max_samples=200", "--set", "batch_size=20", "--out", str(out)]  # fmt: skip
     for _ in range(2):  # the second time nothing is run
         with pytest.raises(SystemExit) as ended:
@@ -339,7 +371,7 @@ def test_the_command_prints_the_best_and_leaves_its_settings(
         rows = list(csv.DictReader(file))
     (best,) = [row for row in rows if row["state"] == "best"]
     assert len(rows) == 3
-    assert float(best["accuracy"]) == max(float(row["accuracy"]) for row in rows if row["trials"] == "3")
+    assert float(best["accuracy"]) == max(float(row["accuracy"]) for row in rows if row["trials"] == "9")
     config = load_config(out / "best-si.toml")
     assert (config.examine, config.seed, config.trials) == ("test", 0, 10)
     assert config.learning_rate == float(best["learning_rate"])

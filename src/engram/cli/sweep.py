@@ -61,7 +61,7 @@ def sweep(
         int | None, typer.Option(help="Trials of the points that are not dropped.", show_default=str(TRIALS))
     ] = None,
     prune: Annotated[
-        bool, typer.Option(help="Drop the worse two thirds of the points after 1/9 and after 1/3 of the trials.")
+        bool, typer.Option(help="After 1/3 of the trials, at least three, drop points that are clearly worse.")
     ] = True,
     epochs: Epochs = None,
     tasks: Tasks = None,

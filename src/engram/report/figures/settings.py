@@ -19,7 +19,6 @@ from engram.report.figures.drawing import (
     look_of,
     new_figure,
     percent,
-    rule,
     tidy,
 )
 from engram.report.layout import Table, number
@@ -125,9 +124,10 @@ def _usual(result: Result, setting: str) -> float | None:
 
 
 def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
-    """How far every point is behind the best of its method, against each of its settings.
+    """The accuracy of every point against each of its settings.
 
-    Trials differ more than settings do, and not all points ran all trials, so differences are taken trial by trial.
+    Trials differ more than settings do, and not all points ran all trials. So the best point of a method is drawn at
+    its mean over all its trials, and every other one as far from it as it was in the trials that both ran.
 
     Args:
         tried: every point of a sweep, of all methods.
@@ -146,12 +146,14 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
         positions, labels = _positions([each.point[name] for each in tried])
         positions = _side_by_side(positions, [methods.index(each.config.method) for each in tried], bool(labels))
         for each, position in zip(tried, positions, strict=True):
-            behind = metrics.paired_difference(each.scores, best[each.config.method].scores)
+            leader = best[each.config.method]
+            behind = metrics.paired_difference(each.scores, leader.scores)
+            error = metrics.estimate(each.scores) if each is leader else behind
             colour = colour_of_method(each.config.method)
             drawn = axes.errorbar(
                 position,
-                100 * behind.mean,
-                yerr=None if behind.num_trials < 2 else 100 * behind.sem,
+                100 * (leader.mean + behind.mean),
+                yerr=None if error.num_trials < 2 else 100 * error.sem,
                 fmt="o" if each.config.plastic else "s",
                 ms=4,
                 lw=1,
@@ -164,13 +166,13 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
                 handles.setdefault(each.config.method, drawn)
             if name == names[0]:
                 cells = [str(each.point[n]) for n in names]
-                rows.append((each.config.method, *cells, 100 * behind.mean, 100 * behind.sem, behind.num_trials))
+                drawn_at = (100 * (leader.mean + behind.mean), 100 * error.sem, 100 * behind.mean)
+                rows.append((each.config.method, *cells, *drawn_at, behind.num_trials))
         if labels:
             axes.set_xticks(range(len(labels)), labels)
         elif min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC:
             axes.set_xscale("log")
-        rule(axes, y=0)
-        tidy(axes, name, "accuracy minus best, points" if axes is panels[0] else "")
+        tidy(axes, name, "average accuracy, %" if axes is panels[0] else "")
     config = tried[0].config
     figure.suptitle(
         f"{with_scenario(config.benchmark, config)} ({config.dataset}); hollow: dropped early", fontsize=MEDIUM
@@ -183,12 +185,13 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
     return Drawing(
         "sweep",
         "What was tried",
-        "Average accuracy after the last task, minus that of the best in the same trials, with one standard error; "
-        "hollow points were dropped early.",
+        "Average accuracy after the last task. The best point of each method is at its mean over all trials, with one "
+        "standard error; the others are as far from it as in the trials that both ran, with the standard error of that "
+        "difference. Hollow points were dropped early.",
         figure,
-        ("method", *names, "minus best", "SEM", "trials"),
+        ("method", *names, "accuracy %", "SEM", "minus best", "trials"),
         rows,
-        Table("Final average accuracy minus best, in points", ("method", *names, "minus best", "SEM"), numbers),
+        Table("Final average accuracy in %", ("method", *names, "accuracy %", "SEM", "minus best"), numbers),
     )
 
 

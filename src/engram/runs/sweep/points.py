@@ -1,8 +1,9 @@
 """The points of a sweep: which it tries, which of them get more trials, and their scores. Reading needs no PyTorch.
 
-Points come from a grid, or are proposed by Optuna. They are dropped by successive halving: all points have one trial,
-the better third of them three, and so on. The steps are trials and not tasks: what a network knows after half of its
-tasks says little about what it will have forgotten after all of them, while each trial is a complete measurement.
+Points come from a grid, or are proposed by Optuna. After a third of the trials, and not before three of them, those
+points are dropped that are clearly worse than the best in the same trials. The steps are trials and not tasks: what a
+network knows after half of its tasks says little about what it will have forgotten after all of them, while each trial
+is a complete measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from engram.common.errors import InputError
 from engram.config.settings import Config, as_setting
 from engram.runs import metrics
-from engram.runs.metrics import Array
+from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
 from engram.runs.sweep.axes import Axis, Choice, Range, written
 
@@ -27,8 +28,10 @@ Name = TypeVar("Name")
 Point = dict[str, Any]  # settings by name
 MAX_POINTS = 10_000
 GENERATION = 10  # points that are proposed before any of them has a score
-FACTOR = 3  # the best 1/3 get 3 times as many trials
+FACTOR = 3  # from one decision to the next there are 3 times as many trials, and the best 1/3 of points continue
 FEWEST = 2  # points that are never dropped, so that the best has one to compare with
+FEWEST_TRIALS = 3  # before any point is dropped: one trial has no error, and two have an interval that says nothing
+CHANCE = 0.05  # that a point is dropped that is as good as the best
 DIGITS = 5  # digits of an accuracy; a hundred times finer than a sample
 
 
@@ -80,32 +83,52 @@ def best_of(tried: Sequence[Tried]) -> Tried:
 
 
 def rungs(trials: int, prune: bool) -> list[int]:
-    """After how many trials points are dropped, up to all: 1, 3 and 10 for ten trials."""
+    """After how many trials points are dropped, up to all: 3 and 10 for ten trials."""
     found = [trials]
-    while prune and found[-1] >= FACTOR:
+    while prune and found[-1] // FACTOR >= FEWEST_TRIALS:
         found.append(found[-1] // FACTOR)
     return found[::-1]
 
 
 def num_survivors(num_points: int) -> int:
-    """How many points reach the next rung."""
+    """How many points reach the next rung at least."""
     return min(num_points, max(FEWEST, -(-num_points // FACTOR)))
 
 
-def survivors(scores: Mapping[Name, float]) -> list[Name]:
-    """The best points, in their own order; of equal ones the earlier."""
-    names = list(scores)
-    best = sorted(names, key=lambda name: -scores[name])[: num_survivors(len(names))]
-    return [name for name in names if name in best]
+def survivors(scores: Mapping[Name, Sequence[float]]) -> list[Name]:
+    """The points that get more trials, in their own order: the better third, and all that are not clearly worse.
+
+    A point is clearly worse than the best if a t test of their differences, in the trials that both have, says so. The
+    chance to drop any point that is as good as the best is CHANCE, shared by all others. No point is dropped that ties
+    with one of the better third.
+
+    Args:
+        scores: of the trials of each point.
+
+    Example:
+        >>> survivors({"a": [0.9, 0.8, 0.9], "b": [0.8, 0.9, 0.9], "c": [0.7, 0.9, 0.8], "d": [0.1, 0.1, 0.2]})
+        ['a', 'b', 'c']
+    """
+    means = {name: float(np.mean(own)) for name, own in scores.items()}
+    ranked = sorted(means, key=lambda name: -means[name])
+    if len(ranked) < 2:
+        return ranked
+    best, least = ranked[0], means[ranked[num_survivors(len(ranked)) - 1]]
+    chance = CHANCE / (len(ranked) - 1)
+    return [
+        name
+        for name, own in scores.items()
+        if means[name] >= least or not _is_below(metrics.paired_difference(own, scores[best]), chance)
+    ]
 
 
-def num_trials(num_points: int, trials: int, prune: bool) -> int:
-    """The number of trials over all points, when the last point has all its trials."""
-    total, done = 0, 0
-    for rung in rungs(trials, prune):
-        total += num_points * (rung - done)
-        done, num_points = rung, num_survivors(num_points)
-    return total
+def _is_below(difference: Estimate, chance: float) -> bool:
+    """Whether a difference is below zero, where one of zero would be found so with this chance."""
+    from scipy.special import stdtrit  # late, since it is slow to import
+
+    if difference.num_trials < 2:
+        return False
+    return bool(difference.mean + stdtrit(difference.num_trials - 1, 1 - chance) * difference.sem < 0)
 
 
 class Proposals(Protocol):

@@ -32,7 +32,6 @@ from engram.runs.sweep.points import (
     Search,
     Tried,
     described,
-    num_trials,
     rungs,
     survivors,
 )
@@ -75,7 +74,7 @@ class Plan:
             sizes = [math.prod(len(axis.values) for axis in self.axes if isinstance(axis, Choice))]
         else:
             sizes = [min(GENERATION, self.num_points - k) for k in range(0, self.num_points, GENERATION)]
-        return len(self.bases) * sum(num_trials(size, self.trials, self.prune) for size in sizes)
+        return len(self.bases) * sum(sizes) * self.trials
 
     def proposals(self, base: Config) -> Proposals:
         if self.num_points is None:
@@ -89,6 +88,7 @@ class Plan:
             "axes": [str(axis) for axis in self.axes],
             "num_points": self.num_points,
             "prune": self.prune,
+            "rungs": rungs(self.trials, self.prune),
         }
 
 
@@ -204,8 +204,10 @@ class _Sweep:
             )
             for tried in alive:
                 tried.add(run.results[tried.label])
-            self.trials_done += len(alive) * (rung - done)
-            alive, done = _better(alive), rung
+            better = _better(alive)
+            dropped = len(alive) - len(better)
+            self.trials_done += len(alive) * (rung - done) + dropped * (self.plan.trials - rung)
+            alive, done = better, rung
 
     def _report_of(self, num_models: int) -> Report:
         """Report the progress of one run as that of the whole sweep."""
@@ -237,6 +239,6 @@ def _better(points: Sequence[Tried]) -> list[Tried]:
     """Of each method the points that reach the next rung."""
     better: list[Tried] = []
     for method in dict.fromkeys(tried.config.method for tried in points):
-        own = {k: tried.mean for k, tried in enumerate(points) if tried.config.method == method}
+        own = {k: tried.scores for k, tried in enumerate(points) if tried.config.method == method}
         better += [points[k] for k in survivors(own)]
     return better
