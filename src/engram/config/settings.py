@@ -108,9 +108,8 @@ class Config:
     head_bias: bool = setting(default=False, stage="head", agree="section")  # of the linear head
 
     rare_until: float = setting(NOT_NEGATIVE, default=500.0, stage="head", agree="section")  # hebbian-softmax
-    num_keys: int = setting(
-        at_least(1), at_most(MAX_FEATURES), default=64, stage="head", agree="section"
-    )  # fast-weights
+    # fast-weights
+    num_keys: int = setting(at_least(1), at_most(MAX_FEATURES), default=64, stage="head", agree="section")
 
     # Of heads with a memory: ψ, what they use of the features; the shrinkage of their covariance; and whether they have
     # slow weights too, which train the features.
