@@ -12,7 +12,6 @@ from engram import DHPSoftmax, LinearSoftmax, MatchedSoftmax
 from engram.nn.modules import frozen
 from engram.nn.networks import Network
 from engram.penalties import per_sample
-from engram.penalties.layer_sums import patches_of
 from engram.penalties.per_sample import sum_per_sample
 
 
@@ -274,7 +273,7 @@ def test_patches_are_those_of_unfold(name: str) -> None:
     layer = nn.Conv2d(3, 4, **CONVOLUTIONS[name])
     images = torch.randn(5, 3, 7, 6)
     options = {k: v for k, v in CONVOLUTIONS[name].items() if k != "kernel_size"}
-    found = patches_of(layer, images)
+    found = per_sample._patches(layer, images)
     assert torch.equal(found, nn.functional.unfold(images, layer.kernel_size, **options))
     products = layer.weight.flatten(1) @ found + layer.bias[:, None]
     torch.testing.assert_close(products, layer(images).flatten(2), rtol=1e-4, atol=1e-5)

@@ -136,9 +136,7 @@ class Config:
     # Reference methods that repeat earlier tasks. How many samples are stored, or made up by pseudo-rehearsal.
     memory_size: int = setting(at_least(1), default=200, stage="rehearsal", agree="section")
     # How many samples a step repeats; None for as many as there are new ones.
-    rehearsal_batch: int | None = setting(
-        at_least(1), at_most(1_000_000), default=None, stage="rehearsal", agree="section"
-    )
+    rehearsal_batch: int | None = setting(at_least(1), at_most(10**6), default=None, stage="rehearsal", agree="section")
     # The share of the repeated samples in the loss; None for that of the method's publication.
     rehearsal_weight: float | None = setting(FRACTION, default=None, stage="rehearsal", agree="section")
     distillation_temperature: float = setting(POSITIVE, default=2.0, stage="rehearsal", agree="section")

@@ -171,6 +171,48 @@ def looks_like_activations(outputs: Tensor) -> bool:
     return bool((outputs == 0).any()) or bool(((outputs.sum(dim=1) - 1).abs() < 1e-4).all())
 
 
+def check_rows(outputs: Tensor, num_samples: int) -> None:
+    """Refuse outputs of a model that are not one row for each sample.
+
+    Args:
+        outputs: of the model.
+        num_samples: the length of its inputs.
+
+    Example:
+        >>> check_rows(torch.ones(4, 3), num_samples=4)
+    """
+    if outputs.ndim == 0 or len(outputs) != num_samples:
+        raise InputError(
+            f"the model returns outputs of shape {tuple(outputs.shape)} for inputs of length {num_samples}: "
+            "importances need the samples on the first axis of both"
+        )
+
+
+def check_no_hidden_uses(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor) -> None:
+    """Refuse a weight whose gradients are 0 sample by sample, and not for the batch: it is not used as an attribute.
+
+    Args:
+        model: in evaluation mode.
+        parameters: those whose gradients are 0, by name.
+        inputs: the batch.
+
+    Example:
+        >>> check_no_hidden_uses(model, {}, inputs)
+    """
+    trained = {name: theta for name, theta in parameters.items() if theta.requires_grad}
+    if not trained:
+        return
+    with torch.enable_grad():
+        value = model(inputs).square().sum()
+    found = torch.autograd.grad(value, list(trained.values()), allow_unused=True) if value.requires_grad else ()
+    for name, slope in zip(trained, found, strict=False):
+        if slope is not None and slope.any():
+            raise InputError(
+                f"the model uses {name!r} through another reference than its own attribute, so that no gradients can "
+                "be found for single samples: use the attribute itself"
+            )
+
+
 def check_grown(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
     """Refuse a model that changed in any other way than by more rows.
 

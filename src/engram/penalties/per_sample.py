@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from engram.common.errors import InputError
 from engram.nn.modules import is_mapped
-from engram.penalties.layer_sums import Function, layer_sums
+from engram.penalties.checks import check_no_hidden_uses, check_rows
 from engram.penalties.step import at_least_single, zeros_for_sums
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
+Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def sum_per_sample(
     if left:
         mapped = _sum_by_mapping(model, left, objective, function, inputs, arguments)
         if is_first and not is_mapped():
-            _refuse_hidden_uses(model, {n: left[n] for n, found in mapped.items() if not found.any()}, inputs)
+            check_no_hidden_uses(model, {n: left[n] for n, found in mapped.items() if not found.any()}, inputs)
         sums |= mapped
     return {name: sums[name] for name in parameters}
 
@@ -169,8 +170,7 @@ def _sum_by_products(
         def nudge(prefix: str) -> Callable:
             def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
                 entered[prefix].append(args[0] if args else output)
-                fits = output.shape == nudges[prefix].shape
-                return output + nudges[prefix] if fits else output
+                return output + nudges[prefix] if output.shape == nudges[prefix].shape else output
 
             return hook
 
@@ -190,7 +190,7 @@ def _sum_by_products(
     deltas = dict(zip(nudges, found, strict=True))
     sums = {}
     for prefix, product in layers.items():
-        for name, value in layer_sums(product.layer, entered[prefix][0], deltas[prefix], function).items():
+        for name, value in _layer_sums(product.layer, entered[prefix][0], deltas[prefix], function).items():
             if prefix + name in product.parameters:
                 sums[prefix + name] = value
     return sums
@@ -209,39 +209,6 @@ def _is_row_a_sample(layer: nn.Module, entered: Tensor, num_samples: int) -> boo
     return len(entered) == num_samples and entered.ndim == (4 if isinstance(layer, nn.Conv2d) else 2)
 
 
-def check_rows(outputs: Tensor, num_samples: int) -> None:
-    """Refuse outputs of a model that are not one row for each sample.
-
-    Args:
-        outputs: of the model.
-        num_samples: the length of its inputs.
-
-    Example:
-        >>> check_rows(torch.ones(4, 3), num_samples=4)
-    """
-    if outputs.ndim == 0 or len(outputs) != num_samples:
-        raise InputError(
-            f"the model returns outputs of shape {tuple(outputs.shape)} for inputs of length {num_samples}: "
-            "importances need the samples on the first axis of both"
-        )
-
-
-def _refuse_hidden_uses(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor) -> None:
-    """Refuse a weight whose gradients are 0 sample by sample, and not for the batch: it is not used as an attribute."""
-    trained = {name: theta for name, theta in parameters.items() if theta.requires_grad}
-    if not trained:
-        return
-    with torch.enable_grad():
-        value = model(inputs).square().sum()
-    found = torch.autograd.grad(value, list(trained.values()), allow_unused=True) if value.requires_grad else ()
-    for name, slope in zip(trained, found, strict=False):
-        if slope is not None and slope.any():
-            raise InputError(
-                f"the model uses {name!r} through another reference than its own attribute, so that no gradients can "
-                "be found for single samples: use the attribute itself"
-            )
-
-
 def _count_uses(total: Tensor) -> tuple[dict[Tensor, int], set]:
     """How many operations of the graph behind `total` use each parameter: a tied weight has several. And all nodes."""
     uses: dict[Tensor, int] = {}
@@ -257,6 +224,46 @@ def _count_uses(total: Tensor) -> tuple[dict[Tensor, int], set]:
                 seen.add(following)
                 open_nodes.append(following)
     return uses, seen
+
+
+@torch.no_grad()
+def _layer_sums(layer: nn.Module, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
+    """Σ_b function(gradient) of one layer's parameters, from its inputs x and its outputs' gradients d."""
+    entered, delta = (tensor.to(at_least_single(tensor.dtype)) for tensor in (entered, delta))
+    if isinstance(layer, nn.Conv2d):
+        return _convolution_sums(layer, entered, delta, function)
+    weight = function(delta).T @ function(entered)  # (B, out)ᵀ (B, in) -> (out, in)
+    slopes = getattr(layer, "weight_slopes", None)
+    sums = {"weight": weight} if slopes is None else {n: function(slope) * weight for n, slope in slopes().items()}
+    if isinstance(layer, nn.Linear):
+        sums["bias"] = function(delta).sum(dim=0)
+    return sums
+
+
+def _convolution_sums(layer: nn.Conv2d, entered: Tensor, delta: Tensor, function: Function) -> dict[str, Tensor]:
+    assert not isinstance(layer.padding, str)  # `_has_products` saw to that
+    patches = _patches(layer, entered)  # (B, in·k·k, L)
+    patches = patches.unflatten(1, (layer.groups, -1))  # (B, G, in/G·k·k, L)
+    d = delta.flatten(2).unflatten(1, (layer.groups, -1))  # (B, G, out/G, L)
+    per_sample = torch.einsum("bgol,bgil->bgoi", d, patches)
+    return {
+        "weight": function(per_sample).sum(dim=0).reshape(layer.weight.shape),
+        "bias": function(delta.flatten(2).sum(dim=2)).sum(dim=0),
+    }
+
+
+def _patches(layer: nn.Conv2d, entered: Tensor) -> Tensor:
+    """What the kernel of a convolution sees, a column for each place.
+
+    As a view that is copied once: `F.unfold` calls a GPU once for every sample, which takes most of the time.
+    """
+    assert not isinstance(layer.padding, str)
+    if layer.dilation != (1, 1):
+        return F.unfold(entered, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+    (rows, columns), (down, across) = layer.kernel_size, layer.stride
+    padded = F.pad(entered, (layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0]))
+    windows = padded.unfold(2, rows, down).unfold(3, columns, across)  # (B, in, H′, W′, k, k)
+    return windows.permute(0, 1, 4, 5, 2, 3).reshape(len(entered), -1, windows.shape[2] * windows.shape[3])
 
 
 def _sum_by_mapping(
