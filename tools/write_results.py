@@ -18,6 +18,7 @@ from engram.report.pairs import baseline_of
 from engram.report.tables import final, final_accuracy, so_far
 from engram.reproduction.folder import Reproduction, Runs, missing_from_part, read_reproduction
 from engram.reproduction.page import draw_overview
+from engram.reproduction.rungs import OPPONENTS, ladder_table
 from engram.reproduction.study import PLASTIC
 from engram.reproduction.tables import (
     accuracy_table,
@@ -106,6 +107,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
     return {
         "table: accuracy": accuracy_table(runs).to_markdown(),
         "table: transfer": transfer_table(runs).to_markdown(),
+        "tables: ladder": _joined(table for name in OPPONENTS if (table := ladder_table(runs, name)).rows),
         "tables: so far": _joined(table for table in unfinished if table is not None),
         "table: diverged": _joined(table for table in [diverged_table(runs)] if table.rows),
         "table: baselines": baseline_table(runs).to_markdown(),
@@ -158,9 +160,11 @@ def _missing(sentences: list[str]) -> str:
 def main() -> None:
     for path, text in documents().items():
         path.write_text(text, encoding="utf-8")
-    names = ("reproduction-differences", "reproduction-steady")
+    # The ladder against the matched head is in the report alone.
+    names = ("ladder", None, "differences", "steady")
     for name, drawing in zip(names, draw_overview(read_reproduction(ROOT / "results").runs), strict=True):
-        (ROOT / "docs" / "images" / f"{name}.png").write_bytes(drawing.to_bytes("png"))
+        if name is not None:
+            (ROOT / "docs" / "images" / f"reproduction-{name}.png").write_bytes(drawing.to_bytes("png"))
 
 
 if __name__ == "__main__":
