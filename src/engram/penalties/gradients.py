@@ -112,6 +112,13 @@ class Gradients:
     def changed(self) -> bool:
         return any(watch.sees_a_change() for watch in self.watches.values())
 
+    def accept(self) -> None:
+        """What was done to gradients in place has not changed their values, which are still compared now and then."""
+        for watch in self.watches.values():
+            theta = watch.theta()
+            if watch.version is not None and theta is not None and theta.grad is not None:
+                watch.version = theta.grad._version
+
     def changed_within(self) -> bool:
         """Whether a gradient was changed between two passes, so that it is unknown how much of a share it holds."""
         return bool(self.shares) and any(watch.mixed for watch in self.watches.values())
