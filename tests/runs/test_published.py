@@ -12,7 +12,8 @@ from engram.runs.metrics import estimate
 from engram.runs.run import Run, open_runs
 
 RESULTS = Path(__file__).parents[2] / "results"
-# Of every number in results/, made before the files had their present format.
+# Of every number of these parts, made before the files had their present format.
+BEFORE = ("table", "variant", "sensitivity", "strengths", "study")
 DIGEST = "a35139afef79ce77f9aad84019e092ee666b781874af391425eaee96aaffb3a7"
 
 
@@ -22,7 +23,7 @@ def runs() -> dict[str, Run]:
 
 
 def test_published_runs_are_complete(runs: dict[str, Run]) -> None:
-    assert len(runs) == 15
+    assert sum(run.about["part"] in BEFORE for run in runs.values()) == 15
     for name, run in runs.items():
         assert name == f"{run.benchmark}/{run.about['part']}"
         assert run.problems == {}
@@ -32,7 +33,7 @@ def test_published_runs_are_complete(runs: dict[str, Run]) -> None:
 
 
 def test_published_numbers_are_those_that_were_measured(runs: dict[str, Run]) -> None:
-    assert digest_of(runs) == DIGEST
+    assert digest_of({name: run for name, run in runs.items() if run.about["part"] in BEFORE}) == DIGEST
 
 
 def digest_of(runs: dict[str, Run]) -> str:
