@@ -27,10 +27,12 @@ env: .venv/.made
 	$(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
-# mnist-small has a sixth of the digits, so batches of 10 instead of 64 keep the paper's number of steps per epoch.
+# Five tasks, each with the pixels in another order: what finetuning forgets, what holds it, and replay and joint for scale.
 demo: .venv/.run
 	rm -rf demo
-	$(BIN)/engram run split-mnist --dataset mnist-small --trials 3 --epochs 5 --set batch_size=10 --out demo
+	$(BIN)/engram run permuted-mnist --dataset mnist-small --tasks 5 --epochs 10 --trials 2 \
+	    --methods finetune,online-ewc,dhp+online-ewc,si,replay,joint \
+	    --set max_samples=2000 --set batch_size=20 --set learning_rate=0.1 --out demo
 	$(BIN)/engram figures demo
 	$(BIN)/engram report demo
 
