@@ -430,3 +430,12 @@ def test_what_only_a_network_uses_is_named_for_the_memory() -> None:
     X, y = blobs([0, 1])
     with pytest.warns(UserWarning, match="^strength, masked: no effect on a memory of sums"):
         ContinualClassifier(strength=30, masked=False).fit(X, y)
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_samples_that_are_too_large_do_not_start_a_memory(method: str) -> None:
+    X, y = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 3
+    classifier = ContinualClassifier(random_state=0)
+    with pytest.raises(ValueError, match="too large"):
+        getattr(classifier, method)(X * 1e200, y)
+    assert not hasattr(classifier, "classes_")
