@@ -137,7 +137,7 @@ def compare(
         settings |= {"max_samples": max_samples, "learning_rate": learning_rate}
         if strength is not None:
             settings["strength"] = strength
-        return engram.preset("permuted-mnist", method, **settings, **changes)
+        return engram.preset("permuted-mnist", method).replace(**settings, **changes)
 
     grids = [*ENGRAM_STRENGTHS.values(), *AVALANCHE_STRENGTHS.values()]
     num_own = sum("dhp" not in method for method in METHODS)

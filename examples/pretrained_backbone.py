@@ -139,7 +139,8 @@ def main(
     print("| | accuracy among all ten, % | seconds a trial |\n|---|---:|---:|")
     for label, settings in track(ROWS.items(), description="training", console=PROGRESS, transient=True):
         changes = {**COMMON, "trials": trials, "learning_rate": learning_rate, "seed": seed, **settings}
-        config = engram.preset("custom", changes.pop("method"), **changes)
+        method, strength = changes.pop("method"), changes.pop("strength", None)
+        config = engram.preset("custom", method, strength=strength).replace(**changes)
         began = time.perf_counter()
         result = engram.run(config, stream=stream, device="cpu")
         seconds = (time.perf_counter() - began) / trials

@@ -124,7 +124,7 @@ def test_a_window_needs_random_features() -> None:
     assert has_effect("random_window", preset("split-mnist", "slda"))
     assert not has_effect("random_window", preset("split-mnist", "slda", random_features=0))
     assert not has_effect("random_window", preset("split-mnist", "slda+si"))
-    assert not has_effect("random_window", preset("split-mnist", "si", random_features=9))
+    assert not has_effect("random_window", preset("split-mnist", "si").replace(random_features=9))
 
 
 def test_only_one_benchmark_is_imbalanced() -> None:

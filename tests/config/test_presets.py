@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from builders import refusal
 from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.config.methods import all_methods
@@ -159,6 +160,34 @@ def test_changes_are_taken_and_checked() -> None:
     )
     with pytest.raises(InputError, match="no setting 'trial'"):
         preset("split-mnist", "dhp", trial=3)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "method", "changes", "words"),
+    [
+        ("split-mnist", "finetune", {"strength": 3.0}, "strength has no effect on finetune"),
+        ("split-mnist", "si", {"memory_size": 200}, "memory_size has no effect on si"),
+        ("split-mnist", "mas", {"trials": 3, "eta": 0.1}, "eta has no effect on mas"),
+        ("split-mnist", "dhp+si", {"baseline_head": "linear"}, "baseline_head has no effect on dhp+si"),
+        ("split-mnist", "si", {"beta1": 0.8}, "beta1 has no effect on sgd as it is set here"),
+        ("split-mnist", "slda", {"momentum": 0.9}, "momentum has no effect on slda, where nothing is trained"),
+        ("custom", "slda", {"random_features": 0, "random_window": 9},
+         "random_window has no effect on slda without random_features"),
+        ("permuted-mnist", "si", {"class_order": "random"}, "class_order has no effect on permuted-mnist"),
+        ("custom", "dhp", {"strength": 1.0}, "strength has no effect on dhp"),
+    ],
+)  # fmt: skip
+def test_a_change_without_an_effect_is_refused_in_the_words_of_the_command(
+    benchmark: str, method: str, changes: dict[str, object], words: str
+) -> None:
+    assert refusal(preset, benchmark, method, **changes) == f"{words}: leave it out"
+    assert preset(benchmark, method).replace(**changes).method == method, "`replace` takes it"
+
+
+def test_a_change_that_gives_another_an_effect_is_seen_and_none_is_no_change() -> None:
+    assert preset("split-mnist", "si", optimizer="adam", beta1=0.8).beta1 == 0.8
+    assert preset("split-mnist", "slda", learn_features=True, network="mlp", learning_rate=0.1).learn_features
+    assert preset("split-mnist", "finetune", strength=None, rehearsal_batch=None).strength is None
 
 
 def test_unknown_names_are_refused() -> None:

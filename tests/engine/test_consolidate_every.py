@@ -30,7 +30,7 @@ QUICK = {"dataset": "mnist-small", "epochs": 2, "batch_size": 8, "num_tasks": 2,
 
 
 def config_of(method: str, every: int | None, benchmark: str = "split-mnist", **changes: Any) -> Config:
-    return preset(benchmark, method, consolidate_every=every, **{**QUICK, **changes})
+    return preset(benchmark, method, **{**QUICK, **changes}).replace(consolidate_every=every)
 
 
 def build(configs: list[Config]) -> tuple[list[Learner], Batches]:

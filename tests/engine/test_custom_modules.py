@@ -273,7 +273,7 @@ class FromAnchors(Penalty):
 
 
 def test_a_penalty_of_the_plain_contract_trains_and_remembers() -> None:
-    config = preset("custom", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8, penalty_step="gradient")
+    config = preset("custom", "finetune", hidden=[6], trials=1, epochs=2, batch_size=8).replace(penalty_step="gradient")
     made: list[FromAnchors] = []
 
     def penalty(model: nn.Module) -> FromAnchors:

@@ -52,7 +52,8 @@ def of_torch(config: Config, parameters: Any) -> torch.optim.Optimizer:
 
 def config_of(method: str = "finetune", **changes: Any) -> Config:
     settings = {"epochs": 2, "batch_size": 7, "num_tasks": 2, "trials": 2, "hidden": [9], **changes}
-    return preset("custom", method, **({} if method in ("finetune", "dhp") else {"strength": 30.0})).replace(**settings)
+    strength = {} if method in ("finetune", "dhp", "slda") else {"strength": 30.0}
+    return preset("custom", method, **strength).replace(**settings)
 
 
 def build(*configs: Config) -> tuple[list[Learner], Batches]:

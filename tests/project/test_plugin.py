@@ -183,7 +183,7 @@ def test_its_benchmark_runs_with_its_preset(plugin: Path) -> None:
 BASELINE = """
 import engram
 from engram.config.methods import all_methods
-config = engram.preset("split-mnist", "uniform", baseline_head="doubled", baseline_trace=3.0)
+config = engram.preset("split-mnist", "uniform", baseline_head="doubled")
 assert (config.head, config.plastic, config.strength) == ("doubled", False, 0.5)
 assert type(engram.heads.create("doubled", 4, 3)).__name__ == "Doubled"
 assert "doubled" not in all_methods() and "scaled" in engram.heads.list()

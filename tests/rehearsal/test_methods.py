@@ -54,7 +54,7 @@ def config_of(method: str, **changes: Any) -> Config:
         "generator_latent": 3,
         **changes,
     }
-    return engram.preset("custom", method, **settings)
+    return engram.preset("custom", method).replace(**settings)
 
 
 def trained(config: Config, stream: Stream) -> tuple[Learner, Learner]:

@@ -22,7 +22,7 @@ EVIL = '<script>alert("x")</script>'
 def make_result(
     method: str = "dhp", *, benchmark: str = "split-mnist", trials: int = 3, dynamics: bool = True, **changes: Any
 ) -> Result:
-    config = preset(benchmark, method, trials=trials, **changes)
+    config = preset(benchmark, method).replace(trials=trials, **changes)
     generator = np.random.default_rng(len(method))
     shape = (trials, config.num_tasks, config.num_tasks)
     accuracy = np.where(np.tri(config.num_tasks) > 0, 0.9 + 0.08 * generator.random(shape), NAN)

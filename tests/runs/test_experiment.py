@@ -382,7 +382,7 @@ def test_what_is_no_config_is_refused_in_a_sentence() -> None:
 
 def test_a_strength_without_a_penalty_is_refused_before_anything_runs() -> None:
     config = preset("custom", "finetune", epochs=1, hidden=[8])
-    for with_strength in (config.replace(strength=5.0), preset("custom", "dhp", strength=5.0)):
+    for with_strength in (config.replace(strength=5.0), preset("custom", "dhp").replace(strength=5.0)):
         with pytest.raises(InputError, match=f"strength has no effect on {with_strength.method}"):
             engram.run(with_strength, stream=custom_stream())
     custom = engram.run(

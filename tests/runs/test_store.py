@@ -34,7 +34,7 @@ TASKS = 3
 
 
 def config_of(method: str = "si", **changes: Any) -> Config:
-    return preset("split-mnist", method, dataset="mnist-small", num_tasks=TASKS, **{"trials": 2, **changes})
+    return preset("split-mnist", method).replace(dataset="mnist-small", num_tasks=TASKS, **{"trials": 2, **changes})
 
 
 def result_of(config: Config, level: float = 0.5, trials: int | None = None, **more: Any) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,11 +32,10 @@ from engram.cli.options import (
 )
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import BENCHMARKS, REHEARSALS
-from engram.config.effect import LEARNING, has_effect, learns
+from engram.config.effect import refuse_without_effect
 from engram.config.methods import check_method, usable_methods
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, load_config, parse_setting, preset
-from engram.config.rules import OPTIMIZER_SETTINGS
 from engram.config.settings import Config
 
 if TYPE_CHECKING:
@@ -238,20 +237,6 @@ def given_changes(settings: list[str] | None, **options: Any) -> dict[str, Any]:
             raise InputError(f"the setting {name} is given twice")
         changes[name] = value
     return changes
-
-
-def refuse_without_effect(names: Iterable[str], configs: Sequence[Config]) -> None:
-    """Refuse a setting that none of the methods uses."""
-    for name in names:
-        if not any(has_effect(name, config) for config in configs):
-            what = ", ".join(dict.fromkeys(config.method for config in configs))
-            if name in LEARNING and not any(map(learns, configs)):
-                what += ", where nothing is trained"
-            elif name == "random_window" and any(has_effect("random_features", config) for config in configs):
-                what += " without random_features"
-            elif name in OPTIMIZER_SETTINGS:
-                what = f"{configs[0].optimizer} as it is set here"
-            raise InputError(f"{name} has no effect on {what}: leave it out")
 
 
 def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:

@@ -25,8 +25,9 @@ from engram.cli.options import (
     Steady,
     Tasks,
 )
-from engram.cli.run import command_line, configs_of, given_changes, refuse_without_effect, resume_hint
+from engram.cli.run import command_line, configs_of, given_changes, resume_hint
 from engram.common.errors import InputError
+from engram.config.effect import refuse_without_effect
 from engram.config.presets import CHOOSING, preset
 from engram.config.settings import Config
 

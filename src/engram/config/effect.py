@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from engram.common.errors import InputError
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.rules import OPTIMIZER_SETTINGS, OPTIMIZERS
@@ -53,6 +56,32 @@ def has_effect(name: str, config: Config) -> bool:
     if name in registry.facts(part).get("settings", {}).values():
         return True
     return not any(name in registry.known_facts(other).get("settings", {}).values() for other in registry.names())
+
+
+def refuse_without_effect(names: Iterable[str], configs: Sequence[Config]) -> None:
+    """Refuse a setting that changes nothing for any of these configs.
+
+    Args:
+        names: of the settings that somebody gave.
+        configs: with these settings in them; at least one.
+
+    Example:
+        >>> refuse_without_effect(["xi"], [engram.preset("split-mnist", "mas")])
+        Traceback (most recent call last):
+        engram.common.errors.InputError: xi has no effect on mas: leave it out
+    """
+    for name in names:
+        if not any(has_effect(name, config) for config in configs):
+            what = ", ".join(dict.fromkeys(config.method for config in configs))
+            if name in LEARNING and not any(map(learns, configs)):
+                what += ", where nothing is trained"
+            elif name == "random_window" and any(has_effect("random_features", config) for config in configs):
+                what += " without random_features"
+            elif name in OPTIMIZER_SETTINGS:
+                what = f"{configs[0].optimizer} as it is set here"
+            elif SETTINGS[name].stage == "stream":
+                what = configs[0].benchmark
+            raise InputError(f"{name} has no effect on {what}: leave it out")
 
 
 def _keeps_state(config: Config) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from engram.common.errors import InputError, check_choice, reason, shortened
 from engram.common.files import parse_json, read_text
 from engram.common.registry import BENCHMARKS, HEADS, PENALTIES
-from engram.config.effect import has_effect
+from engram.config.effect import has_effect, refuse_without_effect
 from engram.config.methods import CUSTOM, check_method, parts_of
 from engram.config.settings import SETTINGS, Config, check_name, from_dict, names_of
 
@@ -55,7 +55,8 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     Args:
         benchmark: a registered benchmark such as "split-mnist", or "custom" for a stream that you pass to `engram.run`.
         method: "finetune", a head, a penalty, a rehearsal, or a head with one of these: "dhp+si", "matched+replay".
-        changes: settings that differ from the preset, by name.
+        changes: settings that differ from the preset, by name. One that has no effect on the method is refused, unless
+            it is None; `Config.replace` takes it, for a penalty of your own or to treat several methods alike.
 
     Example:
         >>> engram.preset("split-mnist", "dhp+si", trials=3).strength
@@ -73,7 +74,9 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     if penalty is not None:
         usual = PENALTIES.facts(penalty).get("strength")  # where the benchmark has none for it
         settings["strength"] = facts.get("strengths", {}).get(penalty, usual)
-    return from_dict({**settings, **changes})
+    config = from_dict({**settings, **changes})
+    refuse_without_effect((name for name, value in changes.items() if value is not None), [config])
+    return config
 
 
 def title_of(benchmark: str) -> str:

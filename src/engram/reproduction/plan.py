@@ -142,7 +142,7 @@ def table_configs(benchmark: str) -> dict[str, Config]:
 
 def variant_configs(benchmark: str) -> dict[str, Config]:
     """The plastic methods of the table with the steady trace, in the same trials: so they share its baselines."""
-    return {method: preset(benchmark, method, **STEADY) for method in PAPER_METHODS if method.startswith("dhp")}
+    return {method: preset(benchmark, method).replace(**STEADY) for method in PAPER_METHODS if method.startswith("dhp")}
 
 
 def sensitivity_configs(benchmark: str) -> dict[str, Config]:

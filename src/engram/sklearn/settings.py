@@ -49,14 +49,13 @@ def method_of(head: str, method: str | None) -> str | None:
 
 def make_config(params: Mapping[str, Any], method: str, seed: int) -> Config:
     """The parameters of a classifier as settings, which are checked there."""
-    given, parts = as_python(params["strength"]), parts_of(method)
-    head = parts.head
-    if parts.rehearsal is not None:
-        raise InputError(
-            f"ContinualClassifier stores no samples of old tasks: {parts.rehearsal} is a method of engram.run"
-        )
-    strength = STRENGTHS.get(method.split("+")[-1]) if given is None else given
-    changes: dict[str, Any] = {} if strength is None else {"strength": strength}
+    head, penalty, rehearsal = parts_of(method)
+    if rehearsal is not None:
+        raise InputError(f"ContinualClassifier stores no samples of old tasks: {rehearsal} is a method of engram.run")
+    given = as_python(params["strength"])
+    strength = STRENGTHS.get(str(penalty)) if given is None else given
+    needed = {} if penalty is None or strength is None else {"strength": strength}
+    changes: dict[str, Any] = {}
     if params["steady"] and head in (None, "dhp"):
         changes |= STEADY
     if head is not None and HEADS.facts(head).get("memory"):
@@ -64,9 +63,7 @@ def make_config(params: Mapping[str, Any], method: str, seed: int) -> Config:
         taken = HEADS.facts(head).get("settings", {})
         if params["shrinkage"] is not None and "shrinkage" in taken.values():
             changes["shrinkage"] = as_python(params["shrinkage"])
-    return preset(
-        CUSTOM,
-        method,
+    return preset(CUSTOM, method, **needed).replace(
         hidden=[as_python(width) for width in _as_list(params["hidden"])],
         **{name: as_python(params[name]) for name in ("learning_rate", "batch_size", "epochs")},
         seed=seed,
