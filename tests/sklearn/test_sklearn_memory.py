@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -430,6 +431,33 @@ def test_what_only_a_network_uses_is_named_for_the_memory() -> None:
     X, y = blobs([0, 1])
     with pytest.warns(UserWarning, match="^strength, masked: no effect on a memory of sums"):
         ContinualClassifier(strength=30, masked=False).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"method": "si", "random_features": 500}, "random_features: no effect on si"),
+        ({"head": "dhp", "random_features": 0, "shrinkage": 0.1}, "random_features, shrinkage: no effect on dhp"),
+        ({"method": "dhp", "strength": 3.0}, "strength: no effect on dhp"),
+        (
+            {"head": "ncm", "shrinkage": 0.1},
+            "shrinkage: no effect on the head ncm, which takes one pass and trains nothing",
+        ),
+    ],
+)
+def test_what_only_a_memory_or_another_method_uses_is_named_for_a_network(params: dict[str, Any], words: str) -> None:
+    X, y = blobs([0, 1])
+    for method in ("fit", "partial_fit"):
+        with pytest.warns(UserWarning, match="no effect on") as seen:
+            getattr(ContinualClassifier(**params), method)(X, y)
+        assert [str(warning.message) for warning in seen] == [words]
+
+
+def test_what_a_method_uses_is_not_named() -> None:
+    X, y = blobs([0, 1])
+    ContinualClassifier(method="dhp+mas", strength=1.0, steady=False, masked=False, memory_size=9, epochs=2).fit(X, y)
+    ContinualClassifier(head="ridge", random_features=9, shrinkage=0.1).fit(X, y)
+    ContinualClassifier(head="slda", method="si", random_features=9, shrinkage=0.1, strength=1.0, epochs=2).fit(X, y)
 
 
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])

@@ -17,7 +17,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, validate_dat
 from engram.common.errors import InputError
 from engram.sklearn.arguments import Labels, check_class_weight, checked_weights, class_weights, task_name
 from engram.sklearn.network import ContinualLearner
-from engram.sklearn.settings import OF_NETWORK, OF_TRAINING, changed, is_memory, make_learner
+from engram.sklearn.settings import is_memory, make_learner, without_effect
 from engram.sklearn.sums import MemoryLearner
 
 
@@ -62,13 +62,13 @@ class ClassifierBase(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         params = self.get_params()
         self.learner_ = make_learner(params, seed, inputs.shape[1], len(labels))
-        if not self.learner_.learns:
-            defaults = {name: known.default for name, known in inspect.signature(type(self)).parameters.items()}
-            names = OF_NETWORK if is_memory(self.head, self.method) else OF_TRAINING
-            unused = ", ".join(changed(params, defaults, names))
-            head = "a memory of sums" if self.head == "auto" else f"the head {self.head}"
-            if unused:
-                warnings.warn(f"{unused}: no effect on {head}, which takes one pass and trains nothing", stacklevel=3)
+        defaults = {name: known.default for name, known in inspect.signature(type(self)).parameters.items()}
+        if unused := ", ".join(without_effect(params, defaults, self.learner_)):
+            what = "a memory of sums" if self.head == "auto" else f"the head {self.head}"
+            what += ", which takes one pass and trains nothing"
+            if isinstance(self.learner_, ContinualLearner) and self.learner_.learns:
+                what = self.learner_.config.method
+            warnings.warn(f"{unused}: no effect on {what}", stacklevel=3)
         self._task = task
         self._task_rows = {}
         self._set_labels(Labels(labels))

@@ -65,8 +65,8 @@ class ContinualClassifier(ClassifierMixin, ClassifierBase):
         device: "cpu", "cuda" or "auto", of a network.
         verbose: print a line for each call that learns.
 
-    A warning names `hidden`, `learning_rate`, `epochs` or `partial_fit_epochs` where they are given to a memory, which
-    uses none of them.
+    A warning names what is given without an effect: what only networks use, such as `epochs`, for a memory, and
+    `random_features`, `shrinkage` and `strength` for a head or a method that does not use them.
 
     `set_params` after `fit`: `class_weight`, `verbose`, `epochs` and `partial_fit_epochs` take effect at the next call,
     all others at the next `fit`, as a warning says.

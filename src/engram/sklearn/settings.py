@@ -9,6 +9,7 @@ import numpy as np
 
 from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS, PENALTIES
+from engram.config.effect import has_effect
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
@@ -23,6 +24,7 @@ from engram.sklearn.sums import MemoryLearner
 SHRINKAGE = 0.03
 OF_TRAINING = ("hidden", "learning_rate", "epochs", "partial_fit_epochs")  # parameters that a memory does not use
 OF_NETWORK = (*OF_TRAINING, "strength", "steady", "masked", "memory_size")  # nor that of head="auto"
+OF_PARTS = ("random_features", "shrinkage", "strength")  # settings of some heads and of penalties, of the same names
 # The default λ of each penalty: of those in benchmarks/classifier_defaults.py, the one with the best mean of the two
 # accuracies on held-out samples. `steady` and `masked` were chosen in the same way. EWC has Online EWC's. A penalty
 # that is not here has the strength of its registration.
@@ -85,6 +87,27 @@ def changed(params: Mapping[str, Any], defaults: Mapping[str, Any], names: Itera
         ['epochs']
     """
     return [name for name in names if _as_list(params[name]) != _as_list(defaults[name])]
+
+
+def without_effect(
+    params: Mapping[str, Any], defaults: Mapping[str, Any], learner: ContinualLearner | MemoryLearner
+) -> list[str]:
+    """Those parameters that are not as they are by default, and make no difference to what learns.
+
+    Args:
+        params: by name.
+        defaults: of all parameters, by name.
+        learner: what was made from them.
+
+    Example:
+        >>> params = {**defaults, "method": "si", "random_features": 500}
+        >>> without_effect(params, defaults, make_learner(params, 0, num_features=4, num_classes=2))
+        ['random_features']
+    """
+    if isinstance(learner, MemoryLearner):
+        return changed(params, defaults, OF_NETWORK)
+    of_parts = [name for name in OF_PARTS if not has_effect(name, learner.config)]
+    return changed(params, defaults, of_parts if learner.learns else (*OF_TRAINING, *of_parts))
 
 
 def _as_list(value: Any) -> list[Any]:
