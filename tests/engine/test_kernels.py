@@ -20,6 +20,7 @@ from engram.data.batches import move_streams
 from engram.engine.build import build_learner, precision_of
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.convolutions import channels_last
+from engram.engine.gpu.heads import BATCHES_KEPT, LateMoment
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
@@ -156,33 +157,64 @@ def test_a_stack_with_kernels_is_each_model_alone(kernels: ModuleType, name: str
             )
 
 
-@pytest.mark.parametrize("has_moment", [True, False])
+@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize(("batch", "features", "classes"), [(10, 37, 2), (64, 130, 10), (200, 64, 20)])
 def test_the_kernel_adds_a_batch_to_the_sums(
-    kernels: ModuleType, batch: int, features: int, classes: int, has_moment: bool
+    kernels: ModuleType, batch: int, features: int, classes: int, keeps: bool
 ) -> None:
     random = torch.Generator().manual_seed(0)
     num_models, sharing = 4, 2
     targets = torch.randint(classes, (num_models // sharing, batch), generator=random).to(DEVICE)
     count, total = torch.ones(num_models, classes).double(), torch.ones(num_models, classes, features).double()
-    start = torch.randn(num_models, features, features, generator=random).double()
-    moment = (start + start.mT).to(DEVICE) if has_moment else None
-    before = None if moment is None else moment.clone()
     count, total, unread = count.to(DEVICE), total.to(DEVICE), torch.zeros(num_models, dtype=torch.bool, device=DEVICE)
     psi = torch.randn(num_models, features, batch, generator=random).to(DEVICE).mT  # as a layer of a stack leaves it
-    kernels.write_sums(psi, targets, count, total, moment, unread)
+    kept = torch.zeros(num_models, features, 3, batch, device=DEVICE)
+    where = (kept, torch.tensor([5], device=DEVICE)) if keeps else ()
+    kernels.write_sums(psi, targets, count, total, unread, *where)
     for model in range(num_models):
         own = targets[model // sharing]
         number, sums = class_sums(psi[model], own, classes)
         assert torch.equal(count[model], 1 + number)
         torch.testing.assert_close(total[model], 1 + sums, rtol=1e-5, atol=1e-5)
-        if moment is not None and before is not None:
-            expected = before[model] + second_moment(psi[model])
-            torch.testing.assert_close(moment[model].tril(), expected.tril(), rtol=1e-5, atol=1e-5)
     assert unread.all()
-    if moment is not None:
-        kernels.mirror(moment)
-        assert torch.equal(moment, moment.mT)
+    assert torch.equal(kept[:, :, 2], psi.mT if keeps else torch.zeros_like(psi.mT))
+    assert not kept[:, :, :2].any()
+
+
+def test_second_moments_catch_up_with_the_steps(kernels: ModuleType) -> None:
+    """After a full round of steps and after the last ones, of all models and of some, with batches of two sizes."""
+    slot, moment = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.zeros(4, 9, 9, device=DEVICE).double()
+    late, expected = LateMoment(moment, slot, kernels), torch.zeros_like(moment)
+    for rows, batch, num_steps in ((slice(0, 4), 7, BATCHES_KEPT), (slice(0, 4), 7, 3), (slice(1, 3), 5, 2)):
+        for step in range(num_steps):
+            slot.fill_(step)
+            late.step = (rows, batch)
+            psi = torch.randn(rows.stop - rows.start, batch, 9, device=DEVICE)
+            sums = [torch.zeros(len(psi), *shape, device=DEVICE).double() for shape in ((3,), (3, 9))]
+            unread = torch.zeros(len(psi), dtype=torch.bool, device=DEVICE)
+            late.write(psi, torch.zeros(1, batch, dtype=torch.int64, device=DEVICE), *sums, unread)
+            for model, own in zip(range(4)[rows], psi, strict=True):
+                expected[model] += second_moment(own)
+        late.add(rows, batch, num_steps)
+    torch.testing.assert_close(moment, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: the interpreter rounds nothing")
+def test_with_tf32_sums_and_moments_are_of_the_same_rounded_features(kernels: ModuleType) -> None:
+    slot, moment = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.zeros(2, 65, 65, device=DEVICE).double()
+    psi, targets = 100 + torch.randn(2, 32, 65, device=DEVICE), torch.zeros(1, 32, dtype=torch.int64, device=DEVICE)
+    count, total = torch.zeros(2, 1, device=DEVICE).double(), torch.zeros(2, 1, 65, device=DEVICE).double()
+    with precision_of("tf32"):
+        late = LateMoment(moment, slot, kernels)
+        late.step = (slice(0, 2), 32)
+        late.write(psi, targets, count, total, torch.zeros(2, dtype=torch.bool, device=DEVICE))
+        late.add(slice(0, 2), 32, 1)
+    kept = late.kept[32][:, :, 0].double()  # (N, k, B)
+    assert ((kept.mT - psi).abs() <= 2**-11 * psi).all()
+    torch.testing.assert_close(total[:, 0], kept.sum(dim=2), rtol=1e-6, atol=0)
+    covariance = moment / 32 - torch.einsum("ni,nj->nij", total[:, 0], total[:, 0]) / 32**2
+    for own, found in zip(kept, covariance, strict=True):
+        torch.testing.assert_close(found, torch.cov(own, correction=0), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("method", ["steady+si", "steady+mas", "slda+si", "ncm+online-ewc"])

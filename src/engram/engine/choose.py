@@ -177,6 +177,7 @@ def reason_against_mapping(
                     part = (inputs[:, :size].contiguous(), targets[:, :size].contiguous())
                     _section_of_copies(tried, kernels).step(*part, *how)
         losses = section.step(inputs, targets, *how)
+        section.catch_up(how[1], inputs.shape[1], 1)
     except torch.cuda.OutOfMemoryError:  # which says nothing about the model
         raise
     except Exception as reason:  # of PyTorch, of Triton's compiler, or of the model itself

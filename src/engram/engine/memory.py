@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engram.data.batches import LONGEST_PIECE, read_inputs
-from engram.engine.gpu.heads import writes_half
+from engram.engine.gpu.heads import BATCHES_KEPT, writes_sums
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches
@@ -77,7 +78,7 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
       called twice), and a copy of the largest, which a kernel may need in another
       layout; and what `bytes_of_step` counts. What a batch adds to the sums of a head is as large as they are. A-GEM
       has two gradients and their projection. When all this but the gradients is gone, a memory of samples is made from
-      the old one. Where a kernel adds only to the lower half of sums, halves and whole are made after some steps.
+      the old one.
     - The end of a task, when importances are computed. `vmap` gets copies of the weights and buffers, and a second one
       of the protected weights. An importance is there three times: the sum so far, a batch's part, and the new sum.
       Inputs are there twice, as they are read and as they are dealt out. Gradients, gain and shift are gone by then.
@@ -103,9 +104,8 @@ def bytes_of(learner: Learner, inputs: Tensor) -> int:
     start = held + 2 * pull + num_slots * largest + remembered
     num_gradients = 3 if rehearsal is not None and rehearsal.projects else 1
     stored = remembered if rehearsal is not None and rehearsal.stores else 0
-    both_halves = 3 * sums if any(map(writes_half, model.modules())) else 0
     gradients = num_gradients * sum(sizes)
-    step = held + pull + max(gradients + largest + activations + sums, gradients + stored, both_halves)
+    step = held + pull + max(gradients + largest + activations + sums, gradients + stored)
     batch = inputs[0].nbytes * learner.config.batch_size
     end = held + weights + buffers + protected + 3 * protected + activations + batch if protected else 0
     return max(start, step, end)
@@ -133,8 +133,9 @@ def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
     """What a step keeps of its batch until the backward pass, and the largest gradient that this makes.
 
     A convolution's backward pass makes as much as the patches of its inputs, and frees it. A memory head makes its
-    features ψ, and again in double precision. Weights are not counted: they are there in any case. A rehearsal also has
-    the random numbers of the next steps, for batches of the usual size and for a shorter last one.
+    features ψ, and again in double precision; on a GPU those of some batches are kept for its second moment. Weights
+    are not counted: they are there in any case. A rehearsal also has the random numbers of the next steps, for batches
+    of the usual size and for a shorter last one.
 
     Args:
         learner: before its first task.
@@ -159,8 +160,8 @@ def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
         assert isinstance(layer, nn.Conv2d)
         patches.append((layer.weight[0].numel() + 1) * maps.nbytes // layer.out_channels)  # with a one for the bias
 
-    def make_features(psi: nn.Module, entered: tuple[Tensor, ...], features: Tensor) -> None:
-        made.append(features.nbytes + features.numel() * torch.float64.itemsize)
+    def make_features(waits: bool, psi: nn.Module, entered: tuple[Tensor, ...], features: Tensor) -> None:
+        made.append(features.nbytes + (BATCHES_KEPT * features.nbytes if waits else features.double().nbytes))
 
     patches: list[int] = []
     made: list[int] = []
@@ -168,7 +169,8 @@ def bytes_of_step(learner: Learner, inputs: Tensor) -> int:
         if isinstance(layer, nn.Conv2d) and rehearsal is None:  # a stack that rehearses maps it as it is
             layer.register_forward_hook(keep_patches)
         if isinstance(layer, MemoryHead):
-            layer.psi.register_forward_hook(make_features)
+            waits = inputs.is_cuda and writes_sums(layer) and layer.moment is not None
+            layer.psi.register_forward_hook(partial(make_features, waits))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         # What is returned holds what is kept, so that no two of these tensors have the same place.
         losses = [model(inputs)] if rehearsal is None else _rehearsed(rehearsal, model, learner.remembered, inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,25 +16,71 @@ from engram.nn.modules import mapped
 
 LARGEST_HEAD = 128  # classes that the kernels of heads can hold
 WIDEST_HEAD = 4096  # features of a class that one program can hold
+BATCHES_KEPT = 16  # that are added to a second moment at once
 
 
-def fuse_heads(model: nn.Module, kernels: ModuleType) -> None:
+class LateMoment:
+    """The second moments G of a head in all models of a section, to which several batches are added at once:
+
+        G += Σ ψ ψᵀ
+
+    They are the largest tensors of such a head: to read and write them at every step would take longer than all else
+    that it does. So features are kept, and after some steps one product adds them all.
+
+    Args:
+        moment: G (N, k, k).
+        slot: (1,), the number of the step in its piece.
+        kernels: the Triton kernels.
+
+    Example:
+        >>> late = LateMoment(rows.buffers["head.moment"], torch.zeros(1, dtype=torch.int64), kernels)
+    """
+
+    def __init__(self, moment: Tensor, slot: Tensor, kernels: ModuleType):
+        self.moment = moment
+        self.slot = slot
+        self.kernels = kernels
+        self.step = (slice(None), 0)  # the models whose step is computed, and the size of their batch
+        self.kept: dict[int, Tensor] = {}  # (N, k, batches, samples), by the size of a batch; graphs refer to them
+
+    def write(self, psi: Tensor, targets: Tensor, count: Tensor, total: Tensor, unread: Tensor) -> None:
+        """Add a batch to the sums of the classes, and keep its features; arguments as of `write_sums`."""
+        rows, size = self.step
+        if size not in self.kept:
+            self.kept[size] = psi.new_empty(*self.moment.shape[:2], BATCHES_KEPT, psi.shape[1])
+        self.kernels.write_sums(psi, targets, count, total, unread, self.kept[size][rows], self.slot)
+
+    @torch.no_grad()
+    def add(self, rows: slice, batch_size: int, num_batches: int) -> None:
+        """Add the features of the last steps to G.
+
+        Args:
+            rows: whose.
+            batch_size: that of the steps.
+            num_batches: the number of these steps.
+        """
+        psi = self.kept[batch_size][rows, :, :num_batches].flatten(2)  # (N, k, samples)
+        self.moment[rows] += torch.bmm(psi, psi.mT)
+
+
+def fuse_heads(model: nn.Module, kernels: ModuleType, moments: Mapping[str, LateMoment]) -> None:
     """Replace the forward passes, or the writing, of heads that the kernels know.
 
     Args:
         model: the skeleton of a section.
         kernels: the Triton kernels.
+        moments: of the heads that have a second moment, by their names.
 
     Example:
-        >>> fuse_heads(model, kernels)
+        >>> fuse_heads(model, kernels, {})
     """
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, DHPSoftmax) and type(module).forward is DHPSoftmax.forward:
             fits = module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD
             if fits and (module.literal or is_steady(module)):
                 module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
-        if writes_half(module):
-            module._write = _sums_of(module, kernels)  # type: ignore[arg-type, assignment]
+        if writes_sums(module):
+            module._write = _sums_of(module, kernels, moments.get(name))
 
 
 def is_steady(module: nn.Module) -> bool:
@@ -66,8 +112,8 @@ def is_movable(head: DHPSoftmax) -> bool:
     return head.alpha.ndim == 2 and head.in_features <= WIDEST_HEAD
 
 
-def writes_half(module: nn.Module) -> bool:
-    """Whether a stack adds to the sums of this head by its kernel, which keeps the lower half of a second moment.
+def writes_sums(module: nn.Module) -> bool:
+    """Whether a stack adds to the sums of this head by its kernels.
 
     A memory alone is not among them: its sums are exact, since nothing else is learned.
 
@@ -75,7 +121,7 @@ def writes_half(module: nn.Module) -> bool:
         module: a layer.
 
     Example:
-        >>> writes_half(nn.Linear(2, 2))
+        >>> writes_sums(nn.Linear(2, 2))
         False
     """
     return type(module) is MemoryHead and module.weight is not None and module.out_features <= LARGEST_HEAD
@@ -91,11 +137,13 @@ def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
     return forward
 
 
-def _sums_of(head: MemoryHead, kernels: ModuleType) -> Callable[..., None]:
+def _sums_of(head: MemoryHead, kernels: ModuleType, moment: LateMoment | None) -> Callable[..., None]:
+    write_batch = kernels.write_sums if moment is None else moment.write
+
     @torch.no_grad()
     def write(psi: Tensor, target: Tensor | None) -> None:
         rows, targets = head._checked_rows(psi.detach(), target)
-        mapped(StackedSums, rows, targets, head.count, head.total, head.moment, head.unread, kernels)
+        mapped(StackedSums, rows, targets, head.count, head.total, head.unread, write_batch)
 
     return write
 
@@ -146,10 +194,9 @@ class StackedSums(torch.autograd.Function):
         target: Tensor,
         count: Tensor,
         total: Tensor,
-        moment: Tensor | None,
         unread: Tensor,
-        kernels: ModuleType,
+        write: Callable[..., None],
     ) -> Tensor:
-        sums = (tensor if tensor is None else tensor.flatten(0, 1) for tensor in (count, total, moment, unread))
-        kernels.write_sums(psi.flatten(0, 1), once(target), *sums)
+        sums = (tensor.flatten(0, 1) for tensor in (count, total, unread))
+        write(psi.flatten(0, 1), once(target), *sums)
         return unread.clone()  # a function returns something

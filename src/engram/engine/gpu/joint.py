@@ -60,8 +60,6 @@ class JointMapped(Mapped):
             for part in parts:
                 self._take(part)
                 losses[:, k] += self.losses[:, 0] / len(parts)
-        for section in self.sections:
-            section.end_piece()
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds += time.perf_counter() - start

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.engine.gpu.convolutions import fuse_convolutions, once, pass_on
-from engram.engine.gpu.heads import fuse_heads
+from engram.engine.gpu.heads import LateMoment, fuse_heads
 from engram.engine.inspection import Link, chain_of
 from engram.nn.classes import mask_logits, masked_classes
 from engram.nn.modules import mapped
@@ -62,13 +62,19 @@ def gradient_of(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return found[0] if len(found) == 1 else torch.stack(found).sum(dim=0)
 
 
-def prepare(model: nn.Module, kernels: ModuleType | None, products: Products | None = None) -> None:
+def prepare(
+    model: nn.Module,
+    kernels: ModuleType | None,
+    products: Products | None = None,
+    moments: Mapping[str, LateMoment] | None = None,
+) -> None:
     """Replace the forward passes of a model's layers by those of a stack. The model is then only for vmap.
 
     Args:
         model: the skeleton of a section.
         kernels: the Triton kernels, if there are any.
         products: where backward passes leave the gradients of linear layers' weights; None to return them.
+        moments: of the heads that have a second moment, by their names.
 
     Example:
         >>> prepare(copy.deepcopy(model), kernels)
@@ -79,7 +85,7 @@ def prepare(model: nn.Module, kernels: ModuleType | None, products: Products | N
     names = {id(module): name for name, module in model.named_modules()}
     _fuse_linear_layers(chain, kernels, products, names)
     fuse_convolutions(chain, kernels)
-    fuse_heads(model, kernels)
+    fuse_heads(model, kernels, moments or {})
 
 
 def _fuse_linear_layers(

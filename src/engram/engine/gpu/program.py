@@ -19,6 +19,7 @@ from torch import Tensor
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs, read_many
 from engram.data.scenarios import candidates
 from engram.data.streams import Task
+from engram.engine.gpu.heads import BATCHES_KEPT
 from engram.engine.gpu.rehearsal import RehearsalSection
 from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
@@ -56,13 +57,16 @@ class Mapped:
         self.batches = batches
         self.place = {trial: place for place, trial in enumerate(batches.trials)}
         self.learners = [learner for group in groups for learner in group]
+        self.device = batches.tasks(0)[0].train.inputs.device
+        self.slot = torch.zeros(1, dtype=torch.int64, device=self.device)  # the number of the step in its piece
         self.sections = [
-            Section(group, kernels) if group[0].rehearsal is None else RehearsalSection(group, kernels, batches)
+            Section(group, kernels, self.slot)
+            if group[0].rehearsal is None
+            else RehearsalSection(group, kernels, batches)
             for group in groups
         ]
         self.tasks_of_batch: Tensor | None = None  # (T, B), where a batch has samples of several tasks
         self.rehearsing = [section for section in self.sections if isinstance(section, RehearsalSection)]
-        self.device = batches.tasks(0)[0].train.inputs.device
         self.kernels = kernels
         self.captures = self.device.type == "cuda" and kernels is not None
         self.branches = [torch.cuda.Stream() for _ in self.sections[1:]] if self.captures else []
@@ -74,7 +78,6 @@ class Mapped:
         self.graphs: dict[tuple[int, int, int, bool], torch.cuda.CUDAGraph] = {}
         self.parts: dict[tuple[int, int], list[Part]] = {}
         self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)  # the next sample of the epoch's order
-        self.slot = torch.zeros(1, dtype=torch.int64, device=self.device)  # the next column of `losses`
         self.losses = torch.zeros(len(self.learners), LONGEST_PIECE, dtype=batches.dtype, device=self.device)
 
     # --- learning -----------------------------------------------------------------------------------------------
@@ -112,22 +115,23 @@ class Mapped:
         self.cursor.fill_(piece.first_sample)
         self.slot.fill_(0)
         key = (trials.start, trials.stop, piece.batch_size)
-        steps = piece.num_steps - self._prepare_rehearsals(piece, key)
+        taken = self._prepare_rehearsals(piece, key)
         graph = (*key, any(section.storing for section in self.rehearsing))
-        if self.captures and steps and graph not in self.graphs:
+        if self.captures and taken < piece.num_steps and graph not in self.graphs:
             self._step(*key)  # a real step, which also prepares what a capture needs
-            steps -= 1
+            taken += 1
             self._capture(graph)
-        for _ in range(steps):
-            if self.captures:
+        parts = self._parts(trials.start, trials.stop)
+        for number in range(1, piece.num_steps + 1):
+            if number > taken and self.captures:
                 self.graphs[graph].replay()
-            else:
+            elif number > taken:
                 self._step(*key)
-        for section in self.sections:
-            section.end_piece()
+            if number % BATCHES_KEPT == 0 or number == piece.num_steps:
+                for part in parts:
+                    part.section.catch_up(part.rows, piece.batch_size, (number - 1) % BATCHES_KEPT + 1)
         if len(trials) == len(self.batches.trials):
             return self.losses[:, : piece.num_steps].clone()
-        parts = self._parts(trials.start, trials.stop)
         return torch.cat([self.losses[part.places, : piece.num_steps] for part in parts])
 
     def _prepare_rehearsals(self, piece: Piece, key: tuple[int, int, int]) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.engine.gpu.heads import is_movable, writes_half
+from engram.engine.gpu.heads import LateMoment, is_movable, writes_sums
 from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
@@ -28,32 +28,42 @@ class Section:
     Args:
         learners: of one architecture, trial after trial.
         kernels: the Triton kernels, if there are any.
-        patched: whether layers may use them too, and not only steps.
+        slot: (1,), which holds the number of the step in its piece; None for 0.
+        patched: whether layers may use the kernels too, and not only steps.
 
     Example:
         >>> section = Section(learners, None)
         >>> section.begin_task()
     """
 
-    def __init__(self, learners: Sequence[Learner], kernels: ModuleType | None, patched: bool = True):
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        kernels: ModuleType | None,
+        slot: Tensor | None = None,
+        patched: bool = True,
+    ):
         self.learners = list(learners)
         self.kernels = kernels
         # A plastic head computes what a matched one does, with a constant trace; the reverse does not hold.
         one = max(self.learners, key=lambda learner: learner.config.plastic).model
         self.skeleton = copy.deepcopy(one).train()
         self.products = Products()
-        if patched:
-            # With Adam it is faster to compute the gradient first, as measured.
-            plain = Optimizer.of(self.learners[0].config).plain
-            prepare(self.skeleton, kernels, self.products if plain else None)
         self.still = copy.deepcopy(one).eval()  # to evaluate
         self.rows = Rows([learner.model for learner in self.learners])
+        self.moments: dict[str, LateMoment] = {}
+        if patched and kernels is not None:
+            heads = [name for name, module in self.skeleton.named_modules() if writes_sums(module)]
+            moments = {name: self.rows.buffers.get(f"{name}.moment") for name in heads}
+            slot = torch.zeros(1, dtype=torch.int64, device=self.device) if slot is None else slot
+            self.moments = {name: LateMoment(m, slot, kernels) for name, m in moments.items() if m is not None}
+            # With Adam it is faster to compute the gradient first, as measured.
+            plain = Optimizer.of(self.learners[0].config).plain
+            prepare(self.skeleton, kernels, self.products if plain else None, self.moments)
         traceless = [not read_dynamics(learner.model) for learner in self.learners]
         self.traceless = torch.tensor(traceless, device=self.device)[:, None]
         self.take_step = take_step if kernels is None else kernels.take_step
         self.steps: dict[str, Step] = {}
-        halved = {f"{name}.moment" for name, module in one.named_modules() if writes_half(module)}
-        self.halves = [t for name, t in self.rows.buffers.items() if name in halved and patched and kernels]
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -76,6 +86,8 @@ class Section:
             rows: whose.
         """
         leaves, fixed, buffers = self.tensors_of_step(rows, (len(inputs), -1))
+        for moment in self.moments.values():
+            moment.step = (rows, inputs.shape[1])
 
         def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             logits = functional_call(self.skeleton, (parameters, buffers), (x, y))
@@ -138,11 +150,10 @@ class Section:
                 else:
                     self.take_step(theta, gradient.flatten(0, 1), step)
 
-    def end_piece(self) -> None:
-        """Complete what steps leave in half."""
-        for moment in self.halves:
-            assert self.kernels is not None
-            self.kernels.mirror(moment)
+    def catch_up(self, rows: slice, batch_size: int, num_steps: int) -> None:
+        """Do what the last steps have left for later, after `BATCHES_KEPT` of them at the latest."""
+        for moment in self.moments.values():
+            moment.add(rows, batch_size, num_steps)
 
     def _tick(self, rows: slice) -> None:
         """Count the step, for the kernel of Adam."""

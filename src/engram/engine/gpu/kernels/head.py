@@ -209,96 +209,70 @@ def read_back(
 
 # --- the sums of a memory ---------------------------------------------------------------------------------------
 #
-#     n_c += #{y = c}        S_c += Σ_{y = c} ψ        G += Σ ψ ψᵀ
+#     n_c += #{y = c}        S_c += Σ_{y = c} ψ
 #
-# G is symmetric: only its lower half is read and written, tile by tile. The sums are in double precision; what a batch
-# adds is summed in single precision.
+# The sums are in double precision; what a batch adds is summed in single precision.
 
-TILE = 32  # of G
-
-
-def sum_precision() -> str:
-    """Products are exact to single precision in either mode: a covariance is a small difference of large sums."""
-    return "tf32x3" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+TILE = 32  # features
 
 
 @Kernel
 def _write_sums(
-    psi, targets, count, total, moment, unread, FEATURES, CLASSES, BATCH, SHARING,
-    MODEL_STRIDE, SAMPLE_STRIDE, FEATURE_STRIDE, TILES, HAS_MOMENT: tl.constexpr, TILE: tl.constexpr,
+    psi, targets, count, total, unread, kept, slot, FEATURES, CLASSES, BATCH, SHARING, BATCHES,
+    MODEL_STRIDE, SAMPLE_STRIDE, FEATURE_STRIDE, KEEPS: tl.constexpr, TILE: tl.constexpr,
     BLOCK_CLASS: tl.constexpr, BLOCK_BATCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    model = tl.program_id(1).to(tl.int64)
-    if HAS_MOMENT:
-        row, column = tl.program_id(0) // TILES, tl.program_id(0) % TILES
-    else:
-        row, column = tl.program_id(0), tl.program_id(0)
-    i, j = row * TILE + tl.arange(0, TILE), column * TILE + tl.arange(0, TILE)
-    source = psi + model * MODEL_STRIDE
-    if HAS_MOMENT:  # noqa: SIM102 - decided when the kernel is compiled
-        if column <= row:
-            # Asked for first, so that the memory is not idle during the product. Tiles on the diagonal are whole.
-            where = moment + (model * FEATURES + i[:, None]) * FEATURES + j[None, :]
-            inside = (i < FEATURES)[:, None] & (j < FEATURES)[None, :]
-            held = tl.load(where, mask=inside, other=0.0)
-            added = tl.zeros((TILE, TILE), dtype=tl.float32)
-            for first in range(0, BATCH, BLOCK_BATCH):
-                b = first + tl.arange(0, BLOCK_BATCH)
-                left = source + b[None, :] * SAMPLE_STRIDE + i[:, None] * FEATURE_STRIDE
-                right = source + b[:, None] * SAMPLE_STRIDE + j[None, :] * FEATURE_STRIDE
-                x = tl.load(left, mask=(i < FEATURES)[:, None] & (b < BATCH)[None, :], other=0.0)
-                y = tl.load(right, mask=(b < BATCH)[:, None] & (j < FEATURES)[None, :], other=0.0)
-                added = tl.dot(x, y, added, input_precision=PRECISION)
-            tl.store(where, held + added.to(tl.float64), mask=inside)
-    if row == column:
-        c = tl.arange(0, BLOCK_CLASS)
-        sums = tl.zeros((TILE, BLOCK_CLASS), dtype=tl.float32)
-        number = tl.zeros((BLOCK_CLASS,), dtype=tl.float32)
-        for first in range(0, BATCH, BLOCK_BATCH):
-            b = first + tl.arange(0, BLOCK_BATCH)
-            left = source + b[None, :] * SAMPLE_STRIDE + i[:, None] * FEATURE_STRIDE
-            x = tl.load(left, mask=(i < FEATURES)[:, None] & (b < BATCH)[None, :], other=0.0)
-            label = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
-            member = tl.where(label[:, None] == c[None, :], 1.0, 0.0)  # (B, C)
-            sums = tl.dot(x, member, sums, input_precision=PRECISION)
-            number += tl.sum(member, axis=0)
-        where = total + (model * CLASSES + c[None, :]) * FEATURES + i[:, None]
-        inside = (i < FEATURES)[:, None] & (c < CLASSES)[None, :]
-        tl.store(where, tl.load(where, mask=inside) + sums.to(tl.float64), mask=inside)
-        if row == 0:
-            own = count + model * CLASSES + c
-            tl.store(own, tl.load(own, mask=c < CLASSES) + number.to(tl.float64), mask=c < CLASSES)
-            tl.store(unread + model, 1)
+    model, i = tl.program_id(1).to(tl.int64), tl.program_id(0) * TILE + tl.arange(0, TILE)
+    c = tl.arange(0, BLOCK_CLASS)
+    sums = tl.zeros((TILE, BLOCK_CLASS), dtype=tl.float32)
+    number = tl.zeros((BLOCK_CLASS,), dtype=tl.float32)
+    for first in range(0, BATCH, BLOCK_BATCH):
+        b = first + tl.arange(0, BLOCK_BATCH)
+        inside = (i < FEATURES)[:, None] & (b < BATCH)[None, :]
+        source = psi + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + i[:, None] * FEATURE_STRIDE
+        x = tl.load(source, mask=inside, other=0.0)
+        if PRECISION == "tf32":  # to the nearest number of ten bits, which any product then takes as it is
+            x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        if KEEPS:
+            place = (model * FEATURES + i[:, None]) * BATCHES * BATCH + (tl.load(slot) % BATCHES) * BATCH + b[None, :]
+            tl.store(kept + place, x, mask=inside)
+        label = tl.load(targets + (model // SHARING) * BATCH + b, mask=b < BATCH, other=-1)
+        member = tl.where(label[:, None] == c[None, :], 1.0, 0.0)  # (B, C)
+        sums = tl.dot(x, member, sums, input_precision=PRECISION)
+        number += tl.sum(member, axis=0)
+    where = total + (model * CLASSES + c[None, :]) * FEATURES + i[:, None]
+    inside = (i < FEATURES)[:, None] & (c < CLASSES)[None, :]
+    tl.store(where, tl.load(where, mask=inside) + sums.to(tl.float64), mask=inside)
+    if tl.program_id(0) == 0:
+        own = count + model * CLASSES + c
+        tl.store(own, tl.load(own, mask=c < CLASSES) + number.to(tl.float64), mask=c < CLASSES)
+        tl.store(unread + model, 1)
 
 
 def write_sums(
-    psi: Tensor, targets: Tensor, count: Tensor, total: Tensor, moment: Tensor | None, unread: Tensor
-) -> None:
-    """Add a batch to the sums of N models, which change in place; of G only the lower half.
+    psi: Tensor, targets: Tensor, count: Tensor, total: Tensor, unread: Tensor, kept: Tensor | None = None,
+    slot: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Add a batch to the sums of N models, which change in place, and keep its features.
+
+    With TF32 the features are rounded first. A covariance, the difference of a second moment and a product of sums, is
+    then that of the rounded features, and loses nothing.
 
     Args:
         psi: ψ (N, B, k), in any layout.
         targets: class numbers (T, B), each for N / T models.
         count: n (N, C).
         total: S (N, C, k).
-        moment: G (N, k, k); None if the head has none.
         unread: (N,), set to True.
+        kept: (N, k, batches, B), where the features are kept; None for nowhere.
+        slot: (1,), the number of the step: its features are kept at this place, modulo the number of batches.
     """
     num_models, classes, features = total.shape
-    batch, tiles = psi.shape[1], triton.cdiv(features, TILE)
-    _write_sums[(tiles if moment is None else tiles**2, num_models)](
-        psi, targets, count, total, total if moment is None else moment, unread.view(torch.uint8),
-        features, classes, batch, num_models // len(targets), *psi.stride(), tiles,
-        HAS_MOMENT=moment is not None, TILE=TILE, BLOCK_CLASS=max(16, triton.next_power_of_2(classes)),
-        BLOCK_BATCH=max(16, min(64, triton.next_power_of_2(batch))), PRECISION=sum_precision(),
-        num_warps=1 if moment is None else 2, num_stages=1,
+    batch, keeps, batches = psi.shape[1], kept is not None, 1 if kept is None else kept.shape[2]
+    _write_sums[(triton.cdiv(features, TILE), num_models)](
+        psi, targets, count, total, unread.view(torch.uint8), kept if keeps else psi, slot if keeps else targets,
+        features, classes, batch, num_models // len(targets), batches, *psi.stride(),
+        KEEPS=keeps, TILE=TILE, BLOCK_CLASS=max(16, triton.next_power_of_2(classes)),
+        BLOCK_BATCH=max(16, min(64, triton.next_power_of_2(batch))), PRECISION=dot_precision(),
+        num_warps=1, num_stages=1,
     )  # fmt: skip
-
-
-def mirror(moment: Tensor) -> None:
-    """Copy the lower half of G (N, k, k) to its upper half.
-
-    Args:
-        moment: of N models; it changes in place.
-    """
-    moment.copy_(moment.tril() + moment.tril(-1).mT)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engram.engine.gpu.kernels.ahead import Kernel, compiled_ahead
-from engram.engine.gpu.kernels.head import dot_precision, mirror, move_shift, read_back, write_sums, write_trace
+from engram.engine.gpu.kernels.head import dot_precision, move_shift, read_back, write_sums, write_trace
 from engram.engine.gpu.kernels.layers import (
     activate,
     convolve,
@@ -28,7 +28,6 @@ __all__ = [
     "cross_entropy",
     "gather",
     "image_slopes",
-    "mirror",
     "move_shift",
     "multiply",
     "multiply_back",
