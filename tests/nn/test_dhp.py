@@ -508,11 +508,11 @@ def test_only_the_literal_form_uses_the_explicit_derivatives(options: dict, monk
     [
         ({"trace_scale": 0.0}, "trace_scale must be above 0, not 0.0"),
         ({"trace_scale": -1.0}, "trace_scale must be above 0, not -1.0"),
-        ({"trace_scale": float("nan")}, "trace_scale must be above 0, not nan"),
-        ({"trace_scale": float("inf")}, "trace_scale must be above 0, not inf"),
+        ({"trace_scale": float("nan")}, "trace_scale must be a finite number, not nan"),
+        ({"trace_scale": float("inf")}, "trace_scale must be a finite number, not inf"),
         ({"alpha_init": -0.1}, "alpha_init must be at least 0, not -0.1"),
-        ({"alpha_init": float("nan")}, "alpha_init must be at least 0, not nan"),
-        ({"alpha_init": float("inf")}, "alpha_init must be at least 0, not inf"),
+        ({"alpha_init": float("nan")}, "alpha_init must be a finite number, not nan"),
+        ({"alpha_init": float("inf")}, "alpha_init must be a finite number, not inf"),
     ],
 )
 def test_bad_values_of_the_options_are_refused_with_a_sentence(options: dict, sentence: str) -> None:

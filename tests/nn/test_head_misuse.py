@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import engram
+from builders import refusal
 from engram import DHPSoftmax, InputError
+from engram.common.registry import HEADS
+from engram.config.settings import SETTINGS
 from engram.nn.dhp import algorithm_1
 
 FAMILY = [name for name in engram.heads.list() if name not in ("linear", "matched")]
@@ -161,18 +166,65 @@ def test_features_of_another_type_are_refused_before_they_are_written(name: str)
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("slda", {"normalised": "no"}, "normalised must be True or False"),
-        ("slda", {"learn_features": "no"}, "learn_features must be True or False"),
-        ("slda", {"head_init": "bogus"}, "head_init"),
-        ("linear", {"head_gain": float("nan")}, "head_gain must be a positive number"),
+        ("slda", {"head_init": "bogus"}, "there is no head_init 'bogus'"),
         ("linear", {"head_gain": 0.0}, "head_gain must be a positive number"),
-        ("hebbian-softmax", {"rare_until": float("nan")}, "rare_until must be at least 0"),
-        ("cope", {"temperature": float("inf")}, "temperature must be a finite number above 0"),
+        ("hebbian-softmax", {"rare_until": -1}, "rare_until must be at least 0"),
+        ("cope", {"temperature": float("inf")}, "temperature must be a finite number, not inf"),
+        ("dhp", {"eta": 10**400}, "eta must be a finite number"),
+        ("dhp", {"device": "moon"}, "device must be a device, not 'moon'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         engram.heads.create(name, 5, 4, **settings)
+
+
+NAN = float("nan")
+# For the type of a setting's default: the words for it, and values of other types.
+WRONG: dict[type, tuple[str, list[object]]] = {
+    bool: ("True or False", ["no", None, [True], NAN, 1, 0.0]),
+    int: ("a whole number", ["a", None, [1], NAN, True, 1.5]),
+    float: ("a finite number", ["a", None, [0.1], {}, NAN, True, 1j, torch.ones(2)]),
+    str: ("a word", [None, ["linear"], NAN, True, 1, b"linear"]),
+}
+OPTIONAL = {"shrinkage": float, "trace_scale": float}  # whose default is None
+PLACES = ("device", "dtype")  # where a layer is, and in which precision: no settings of what it computes
+
+
+def settings_of(name: str) -> dict[str, type]:
+    """Every setting of a head, and its type, as its default or the config says it."""
+    parameters = inspect.signature(HEADS[name].make).parameters.values()
+    found = {p.name: type(p.default) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in PLACES}
+    of_config = {argument: SETTINGS[named].type for argument, named in HEADS.facts(name).get("settings", {}).items()}
+    return of_config | found | {setting: OPTIONAL[setting] for setting in OPTIONAL if setting in of_config}
+
+
+@pytest.mark.parametrize("name", engram.heads.list())
+def test_a_setting_of_another_type_is_refused_in_one_sentence(name: str) -> None:
+    settings = settings_of(name)
+    assert settings
+    for setting, kind in settings.items():
+        words, values = WRONG[kind]
+        for value in values:
+            if value is None and setting in OPTIONAL:
+                continue
+            more = {"random_features": 3} if setting == "random_window" else {}
+            sentence = refusal(engram.heads.create, name, 5, 4, **more, **{setting: value})
+            assert sentence.startswith(f"{setting} must be {words}, not "), sentence
+
+
+@pytest.mark.parametrize("name", engram.heads.list())
+def test_numbers_of_numpy_and_whole_numbers_are_numbers(name: str) -> None:
+    for setting, kind in settings_of(name).items():
+        more = {"random_features": 3} if setting == "random_window" else {}
+        for value in {float: [np.float32(0.5), np.float64(0.5), 1], int: [np.int64(2)]}.get(kind, []):
+            engram.heads.create(name, 5, 4, **more, **{setting: value})
+
+
+@pytest.mark.parametrize("name", ["DHPSoftmax", "LinearSoftmax", "MatchedSoftmax"])
+def test_sizes_of_another_type_are_refused_too(name: str) -> None:
+    for sizes in (("5", 4), (5, None), (5.0, 4), (5, [4]), (True, 4)):
+        assert "_features must be a whole number, not " in refusal(getattr(engram, name), *sizes)
 
 
 def test_only_ratios_of_weights_matter_at_a_fixed_shrinkage() -> None:

@@ -213,7 +213,7 @@ def test_two_names_are_forms_of_the_dhp_softmax() -> None:
         ("fast-weights", {"num_keys": 0}, "num_keys must be at least 1, not 0"),
         ("neuromodulated", {"alpha_init": -1}, "alpha_init must be at least 0, not -1"),
         ("retroactive", {"eta": 2}, "eta must lie in [0, 1], not 2"),
-        ("cope", {"temperature": 0}, "temperature must be a finite number above 0, not 0"),
+        ("cope", {"temperature": 0}, "temperature must be above 0, not 0"),
         ("cope", {"rate": -1}, "rate must lie in [0, 1], not -1"),
         ("linear", {"eta": 1}, "the head linear has no setting 'eta', only bias"),
         ("slda", {"random_window": 2}, "random_window has no effect without random_features: leave it out, or give"),

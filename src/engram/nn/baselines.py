@@ -12,6 +12,7 @@ from engram.common.errors import InputError
 from engram.common.registry import HEADS
 from engram.nn.classes import draw_slow_weights, grow_rows
 from engram.nn.modules import as_linear, shown_settings
+from engram.nn.typed import typed
 
 
 @HEADS.register(
@@ -31,6 +32,7 @@ class LinearSoftmax(nn.Linear):
         >>> logits = LinearSoftmax(512, 10)(torch.rand(64, 512))
     """
 
+    @typed
     def __init__(
         self,
         in_features: int,
@@ -108,6 +110,7 @@ class MatchedSoftmax(nn.Module):
 
     plastic_parameters = ()  # θ′ is as slow as θ
 
+    @typed
     def __init__(
         self,
         in_features: int,
@@ -118,7 +121,7 @@ class MatchedSoftmax(nn.Module):
         head_gain: float = 1.0,
     ):
         super().__init__()
-        if not trace > 0:
+        if trace <= 0:
             raise InputError(f"trace must be above 0, not {trace}")
         if in_features < 1 or out_features < 1:
             raise InputError(f"a layer needs at least one feature and one class, not {in_features} and {out_features}")

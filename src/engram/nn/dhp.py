@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from engram.nn import trace
 from engram.nn.classes import check_targets, check_values, check_writable, draw_slow_weights, grow_rows
 from engram.nn.distributed import Ranks, ranks_of_call
 from engram.nn.modules import as_linear, mapped, shown_settings
+from engram.nn.typed import typed
 
 
 def algorithm_1(
@@ -96,6 +96,7 @@ class DHPSoftmax(nn.Module):
     eta: nn.Parameter  # η ()
     hebb: Tensor  # Hebb (C, m), a buffer
 
+    @typed
     def __init__(
         self,
         in_features: int,
@@ -120,13 +121,11 @@ class DHPSoftmax(nn.Module):
         check_choice("alpha", alpha, ("synapse", "uniform"))
         check_choice("eta_range", eta_range, ("unit", "unbounded"))
         check_choice("trace_write", trace_write, ("before", "after"))
-        if not math.isfinite(eta):
-            raise InputError(f"eta must be a number, not {eta}")
         if eta_range == "unit" and not 0 <= eta <= 1:
             raise InputError(f"eta must lie in [0, 1], where the trace is a weighted mean, not {eta}")
-        if trace_scale is not None and not (math.isfinite(trace_scale) and trace_scale > 0):
+        if trace_scale is not None and trace_scale <= 0:
             raise InputError(f"trace_scale must be above 0, not {trace_scale}")
-        if not (math.isfinite(alpha_init) and alpha_init >= 0):
+        if alpha_init < 0:
             raise InputError(f"alpha_init must be at least 0, not {alpha_init}")
         self.in_features = in_features
         self.out_features = out_features

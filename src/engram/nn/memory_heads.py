@@ -8,7 +8,6 @@ All three read the same sums. They forget nothing, need one pass, and give the s
 from __future__ import annotations
 
 import copy
-from numbers import Real
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from engram.nn.distributed import add_over_ranks, ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear, is_exported, is_mapped
 from engram.nn.psi import Psi, Readout
+from engram.nn.typed import typed
 
 READINGS = ("nearest-mean", "lda", "ridge")
 
@@ -55,6 +55,7 @@ class MemoryHead(Head):
     read_bias: Tensor  # (C,)
     unread: Tensor  # (), whether anything was written since
 
+    @typed
     def __init__(
         self,
         in_features: int,
@@ -69,9 +70,7 @@ class MemoryHead(Head):
         super().__init__(in_features, out_features)
         check_choice("read", read, READINGS)
         check_choice("head_init", head_init, HEAD_INITS)
-        if not isinstance(learn_features, bool):
-            raise InputError(f"learn_features must be True or False, not {learn_features!r}")
-        if shrinkage is not None and not (isinstance(shrinkage, Real) and 0 <= shrinkage <= 1):
+        if shrinkage is not None and not 0 <= shrinkage <= 1:
             raise InputError(f"shrinkage must be a number in [0, 1], not {shrinkage!r}")
         self.kind, self.shrinkage, self.learn_features = read, shrinkage, learn_features
         self.head_init = head_init

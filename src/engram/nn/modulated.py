@@ -15,6 +15,7 @@ from engram.nn.classes import draw_slow_weights
 from engram.nn.distributed import ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear
+from engram.nn.typed import typed
 
 LARGEST = 1.0  # the bound of the trace, in Clip
 
@@ -41,7 +42,7 @@ class ModulatedTrace(Head):
 
     def __init__(self, in_features: int, out_features: int, alpha_init: float, head_init: str):
         super().__init__(in_features, out_features)
-        if not (math.isfinite(alpha_init) and alpha_init >= 0):
+        if alpha_init < 0:
             raise InputError(f"alpha_init must be at least 0, not {alpha_init}")
         self.alpha_init = alpha_init
         self.head_init = head_init
@@ -116,6 +117,7 @@ class Neuromodulated(ModulatedTrace):
         >>> logits = head(torch.rand(64, 512), torch.randint(10, (64,)))
     """
 
+    @typed
     def __init__(self, in_features: int, out_features: int, *, alpha_init: float = 0.01, head_init: str = "linear"):
         super().__init__(in_features, out_features, alpha_init, head_init)
         self.reset_parameters()
@@ -152,6 +154,7 @@ class Retroactive(ModulatedTrace):
     eta: nn.Parameter  # η ()
     eligibility: Tensor  # E (C, m)
 
+    @typed
     def __init__(
         self,
         in_features: int,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from engram.nn.distributed import ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear, is_exported, is_mapped
 from engram.nn.psi import Psi, Readout
+from engram.nn.typed import typed
 
 
 @HEADS.register("cope", listed=False)
@@ -43,12 +43,13 @@ class CoPE(Head):
     pending: Tensor  # h̄ (C, m) of the last batch
     added: Tensor  # k (C, 1), the samples of each class in the last batch
 
+    @typed
     def __init__(self, in_features: int, out_features: int, *, rate: float = 0.01, temperature: float = 0.1):
         super().__init__(in_features, out_features)
         if not 0 <= rate <= 1:
             raise InputError(f"rate must lie in [0, 1], not {rate}")
-        if not 0 < temperature < math.inf:
-            raise InputError(f"temperature must be a finite number above 0, not {temperature}")
+        if temperature <= 0:
+            raise InputError(f"temperature must be above 0, not {temperature}")
         self.rate = rate
         self.temperature = temperature
         self.register_buffer("prototypes", torch.empty(out_features, in_features))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.nn import memory
 from engram.nn.modules import shown_settings
+from engram.nn.typed import typed
 
 
 class Psi(nn.Module):
@@ -31,6 +30,7 @@ class Psi(nn.Module):
 
     projection: Tensor | None
 
+    @typed
     def __init__(
         self,
         in_features: int,
@@ -43,10 +43,8 @@ class Psi(nn.Module):
         super().__init__()
         counts = {"random_features": random_features, "random_window": random_window, "top_k": top_k}
         for name, count in counts.items():
-            if isinstance(count, bool) or not isinstance(count, Integral) or count < 0:
+            if count < 0:
                 raise InputError(f"{name} must be a whole number of at least 0, not {count!r}")
-        if not isinstance(normalised, bool):
-            raise InputError(f"normalised must be True or False, not {normalised!r}")
         memory.check_fits(4 * in_features * random_features, f"a projection to {random_features} random features")
         self.out_features = random_features or in_features
         if top_k > self.out_features:

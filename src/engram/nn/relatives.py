@@ -18,6 +18,7 @@ from engram.nn.distributed import ranks_of_call
 from engram.nn.head import Head
 from engram.nn.modules import as_linear
 from engram.nn.psi import Readout
+from engram.nn.typed import typed
 
 
 @HEADS.register("hebbian-softmax", listed=False, settings="rare_until head_init")
@@ -47,19 +48,20 @@ class HebbianSoftmax(Head):
     pending: Tensor  # h̄ (C, m) of the last batch
     added: Tensor  # k (C, 1) of the last batch; 0 when it is written
 
+    @typed
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
         slowest_rate: float = 0.01,
-        rare_until: float = 500,
+        rare_until: float = 500.0,
         head_init: str = "linear",
     ):
         super().__init__(in_features, out_features)
         if not 0 <= slowest_rate <= 1:
             raise InputError(f"slowest_rate must lie in [0, 1], not {slowest_rate}")
-        if not rare_until >= 0:
+        if rare_until < 0:
             raise InputError(f"rare_until must be at least 0, not {rare_until}")
         self.slowest_rate = slowest_rate
         self.rare_until = rare_until
@@ -183,6 +185,7 @@ class FastWeights(Head):
     total: Tensor  # Σ f(h) (C, k)
     count: Tensor  # n (C, 1)
 
+    @typed
     def __init__(self, in_features: int, out_features: int, *, num_keys: int = 64, head_init: str = "linear"):
         super().__init__(in_features, out_features)
         if num_keys < 1:
