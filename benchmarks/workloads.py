@@ -47,11 +47,11 @@ class Workload:
         """The settings of a method with this head and penalty."""
         parts = [part for part in ("dhp" if head == "dhp" else "", penalty.removeprefix("none")) if part]
         baseline = {} if head == "dhp" else {"baseline_head": head}
-        return preset(self.benchmark, "+".join(parts) or "finetune", **{**self.settings, **baseline})
+        return preset(self.benchmark, "+".join(parts) or "finetune").replace(**{**self.settings, **baseline})
 
     def mixed(self, size: int, penalties: Sequence[str]) -> Models:
         """The paper's methods, trial after trial, until there are `size` models."""
-        configs = [preset(self.benchmark, method, **self.settings) for method in PAPER_METHODS]
+        configs = [preset(self.benchmark, method).replace(**self.settings) for method in PAPER_METHODS]
         configs = [
             config
             for config in configs
