@@ -175,7 +175,7 @@ def measure_column(name: str, options: argparse.Namespace, report: Callable[[str
 
 def measure_steps(benchmark: str, changes: Mapping[str, Any], options: argparse.Namespace) -> tuple[Steps, list[str]]:
     """A step of all models of a column, its floor, and one of a plain loop; how many there are of them; and notes."""
-    config = preset(benchmark, "finetune", **changes)
+    config = preset(benchmark, "finetune").replace(**changes)
     streams = build_streams(config, range(config.trials), load_datasets(config, options.data))
     batches = [num_batches(len(task.train), config.batch_size) for stream in streams for task in stream]
     steps, models = round(config.epochs * sum(batches) / len(streams)), config.trials * len(PAPER_METHODS)

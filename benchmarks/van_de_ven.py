@@ -7,9 +7,9 @@ Published are means over 20 trials (arXiv 1904.07734, Table 4; Permuted MNIST: a
 are those of their code at that time: inputs in [0, 1]; two hidden layers of 400 ReLU units (Split) or 1,000 (Permuted);
 Adam, not reset between tasks; batches of 128; 2,000 steps a task at 1e-3 (Split), which is 21 epochs, or 5,000 at 1e-4
 (Permuted), 11 epochs. For Permuted MNIST batches of 256 are stated too, but 128 is what their code has, unless told
-otherwise, and with 128 the numbers agree. Split MNIST assigns the digits to tasks at random in each trial. Permuted MNIST has
-images that are padded to 32×32, so each task has its pixels in other places. The Fisher information is that of
-predicted labels, and their EWC has λ/2 where Engram has λ.
+otherwise, and with 128 the numbers agree. Split MNIST assigns the digits to tasks at random in each trial. Permuted
+MNIST has images that are padded to 32×32, so each task has its pixels in other places. The Fisher information is that
+of predicted labels, and their EWC has λ/2 where Engram has λ.
 
 Two of their methods are not quite those of the papers that they name, and have rows of their own:
 
@@ -137,14 +137,15 @@ def config_of(experiment: str, method: str, changes: dict[str, Any]) -> engram.C
     """The settings of one row."""
     benchmark, scenario = experiment.split("/")
     ewc, online, gamma, si = STRENGTHS[experiment]
-    settings = {**SETTINGS[benchmark], "scenario": scenario}
+    own: dict[str, Any] = {}
     if method == "ewc":
-        settings |= {"strength": ewc / 2, "fisher_labels": "predicted"}
+        own = {"strength": ewc / 2, "fisher_labels": "predicted"}
     if method == "online-ewc":
-        settings |= {"strength": gamma * online / 2, "gamma": gamma, "fisher_labels": "predicted"}
+        own = {"strength": gamma * online / 2, "gamma": gamma, "fisher_labels": "predicted"}
     if method in ("si", "si-theirs"):
-        settings |= {"strength": si, "xi": 0.1}
-    return engram.preset(benchmark, "finetune" if method == "none" else method).replace(**{**settings, **changes})
+        own = {"strength": si, "xi": 0.1}
+    common = {**SETTINGS[benchmark], "scenario": scenario, **changes}  # some of which have no effect on some methods
+    return engram.preset(benchmark, "finetune" if method == "none" else method, **own).replace(**common)
 
 
 def main() -> None:
