@@ -145,6 +145,17 @@ def test_diverged_trial_stays_diverged_when_resumed(tmp_path: Path) -> None:
     assert in_order(learn(folder, chosen)) == in_order(whole)
 
 
+def test_a_failed_trial_is_resumed_with_its_reason(tmp_path: Path) -> None:
+    base = configs(epochs=1, network="none")["finetune"].replace(method="slda", random_features=500)
+    chosen = {"lost": base.replace(shrinkage=0.0), "kept": base}
+    whole = learn(chosen=chosen)
+    assert {label for (label, _), outcome in whole.items() if outcome.diverged} == {"lost"}
+    assert "the second moment of the 500 features is singular" in str(whole["lost", 1].diverged.why)
+    folder = tmp_path / "checkpoints"
+    interrupted_at(folder, lambda position: position[0] == 1, chosen=chosen)
+    assert in_order(learn(folder, chosen)) == in_order(whole)
+
+
 def test_modules_that_draw_random_numbers_resume_their_draws(tmp_path: Path) -> None:
     def features() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.Dropout(0.5))

@@ -97,6 +97,8 @@ VALID = ["0", 1, [0.1, 0.1], [], None]  # the outcome of trial 1
         ({"outcomes": [["0", 0, [0.1, 7.0], [], None], VALID]}, "accuracies of trial 0"),
         ({"outcomes": [["0", 0, [0.1, 0.1], [[0.5] * 3], None], VALID]}, "trial 0"),
         ({"outcomes": [["0", 0, [0.1, 0.1], [], ["x", 0]], VALID]}, "diverged"),
+        ({"outcomes": [["0", 0, [0.1, 0.1], [], [0, 0, 3]], VALID]}, "diverged"),
+        ({"outcomes": [["0", 0, [0.1, 0.1], [], [0, 0, "\x1b[2J"]], VALID]}, "diverged"),
         ({"outcomes": [["0", 9, [0.1, 0.1], [], None], VALID]}, "another stack"),
         ({"outcomes": []}, "another stack"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 from test_stack import build, compare, config_of, stacked, train
@@ -9,6 +12,8 @@ from test_stack import build, compare, config_of, stacked, train
 from builders import refusal, run_on, small_digits
 from engram import InputError, NoPenalty, preset
 from engram.engine.build import build_model
+from engram.engine.cpu.program import OneByOne
+from engram.engine.program import Program
 from engram.engine.training import Runtime
 from engram.nn.memory_heads import MemoryHead
 from engram.penalties import SI
@@ -37,6 +42,35 @@ def test_nothing_is_trained_without_slow_weights(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.autograd, "grad", backward)
     train(stacked(learners, batches), batches)
     run_on([config_of("split", "slda", random_features=9)], [small_digits(40, 30)], Runtime("cpu"))
+
+
+@pytest.mark.parametrize("head", ["slda", "ridge"])
+@pytest.mark.parametrize("make", [stacked, OneByOne], ids=["stacked", "one by one"])
+def test_a_head_whose_sums_are_singular_fails_alone(head: str, make: Callable[..., Program]) -> None:
+    """A task has fewer samples than random features, so that their second moment needs a shrinkage."""
+    own = {"random_features": 30, "epochs": 1}
+    singular, sound = (config_of("split", head, network="none", shrinkage=eps, **own) for eps in (0.0, 0.1))
+    learners, batches = build([singular, sound])
+    train(make(learners, batches), batches)
+    expected, batches = build([sound])
+    train(make(expected, batches), batches)
+    for lost, kept, other in zip(learners[::2], learners[1::2], expected, strict=True):
+        assert lost.outcome.diverged is not None
+        assert lost.outcome.diverged.task == 0
+        assert lost.outcome.diverged.step == lost.outcome.records[-1].step > 0
+        assert str(lost.outcome.diverged.why).startswith("the second moment of the 30 features is singular")
+        assert lost.outcome.rows == []
+        assert repr(kept.outcome) == repr(other.outcome), "as if the other had not been there"
+    copied = pickle.loads(pickle.dumps(learners[0].outcome.diverged))
+    assert copied.facts == learners[0].outcome.diverged.facts, "as between processes"
+
+
+@pytest.mark.parametrize("make", [stacked, OneByOne], ids=["stacked", "one by one"])
+def test_sums_that_are_singular_within_a_task_are_found_at_that_step(make: Callable[..., Program]) -> None:
+    settings = {"shrinkage": 0.0, "consolidate_every": 2, "random_features": 30}
+    learners, batches = build([config_of("split", "slda+si", **settings)])
+    train(make(learners, batches), batches)
+    assert [learner.outcome.diverged.facts[:2] for learner in learners] == [(0, 1), (0, 1)]
 
 
 def test_one_pass_over_small_digits_forgets_nothing() -> None:

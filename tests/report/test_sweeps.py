@@ -91,6 +91,18 @@ def test_a_diverged_trial_counts_as_zero_and_is_noted(tmp_path: Path) -> None:
     assert table.rows[1][:2] == ("strength 10", "47.17 ± 23.58")
 
 
+def test_failed_trials_are_noted_once_for_each_reason(tmp_path: Path) -> None:
+    run = read_run(write_sweep(tmp_path))
+    for label, why in (("si: strength 10", "it is odd"), ("si: strength 0.1", "it is odd"), ("si: strength 1", None)):
+        run.results[label].accuracy[0, 1] = np.nan
+        run.results[label].diverged.append(Divergence(0, 1, 3, why))
+    notes = sweep_table(tried_in(run)["si"]).notes
+    assert sorted(notes[2:]) == [
+        "1 trial diverged, and counts as an accuracy of 0.",
+        "strength 0.1 and 1 other: 2 trials failed, and count as an accuracy of 0: it is odd.",
+    ]
+
+
 def test_a_trial_that_is_not_finished_has_no_score_yet(tmp_path: Path) -> None:
     run = read_run(write_sweep(tmp_path, finished=False))
     run.results["si: strength 10"].accuracy[2, 1] = np.nan  # its last trial has learned one of two tasks

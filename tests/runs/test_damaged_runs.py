@@ -155,6 +155,8 @@ def changed(valid: Path, folder: Path, name: str, change: Callable[[Any], object
         (lambda e: e.update(trials=[0, 99]), "from 0 to 1"),
         (lambda e: e.update(diverged=[{"trial": "0", "task": 0, "step": 0}]), "diverge"),
         (lambda e: e.update(diverged=[{"trial": 0, "task": 0, "x" * 5000: 0}]), "diverge"),
+        (lambda e: e.update(diverged=[{"trial": 0, "task": 0, "step": 0, "why": "x" * 5000}]), "diverge"),
+        (lambda e: e.update(diverged=[{"trial": 0, "task": 0, "step": 0, "why": "\x1b[2J"}]), "diverge"),
     ],
 )
 def test_impossible_results_lose_only_their_label(

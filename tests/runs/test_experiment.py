@@ -380,6 +380,19 @@ def test_what_is_no_config_is_refused_in_a_sentence() -> None:
         engram.run("si")
 
 
+def test_a_head_that_cannot_be_read_fails_alone_and_is_refused_where_nothing_else_is_learned() -> None:
+    """32 samples of 256 numbers each: without shrinkage their second moment is singular."""
+    lost = preset("custom", "slda", random_features=0, shrinkage=0.0, trials=2)
+    words = "the second moment of the 256 features is singular"
+    with pytest.raises(InputError, match=f"^{words}"):
+        engram.run(lost, stream=custom_stream())
+    one, other = engram.run_many([lost, lost.replace(shrinkage=0.1)], stream=custom_stream())
+    assert [str(each).partition(",")[0] for each in one.diverged] == [f"trial {k} failed in task 1" for k in (1, 2)]
+    assert all(words in str(each) for each in one.diverged)
+    assert np.isnan(one.accuracy).all()
+    assert (other.diverged, other.trials_finished) == ([], 2)
+
+
 def test_a_strength_without_a_penalty_is_refused_before_anything_runs() -> None:
     config = preset("custom", "finetune", epochs=1, hidden=[8])
     for with_strength in (config.replace(strength=5.0), preset("custom", "dhp").replace(strength=5.0)):

@@ -57,6 +57,13 @@ def test_saved_result_is_read_back_exactly(tmp_path: Path) -> None:
     assert sorted(files_in(tmp_path / "a" / "b")) == ["dynamics.csv", "results.json", "run.json"]
 
 
+def test_why_a_trial_failed_is_read_back(tmp_path: Path) -> None:
+    result = make_result(diverged=[Divergence(7, 1, 12, "its moment is singular")])
+    result.save(tmp_path)
+    assert Result.load(tmp_path).diverged == result.diverged
+    assert str(result.diverged[0]) == "trial 8 failed in task 2, step 13: its moment is singular"
+
+
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), tasks=st.integers(1, 3), labels=st.sets(st.text(min_size=1), min_size=1, max_size=3))
 def test_any_numbers_and_labels_are_read_back_exactly(

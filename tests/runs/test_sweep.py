@@ -14,7 +14,7 @@ from engram.cli.main import main
 from engram.common.registry import PENALTIES, Registration
 from engram.config.presets import CHOOSING, load_config
 from engram.engine.training import Runtime
-from engram.report.sweep_table import on_what
+from engram.report.sweep_table import on_what, sweep_tables
 from engram.runs import metrics
 from engram.runs.run import open_runs, read_run
 from engram.runs.sweep.axes import Choice, Range, check_axes, parse_axis, parse_choice
@@ -235,6 +235,41 @@ def test_trials_that_diverge_count_as_nothing(tmp_path: Path) -> None:
     assert [each.point for each in lost] == [{"learning_rate": 1e30}] * 2
     assert all(each.scores == [0.0, 0.0] for each in lost)
     assert best_of(tried[:2]).point == {"learning_rate": 0.01}
+
+
+def memory_plan(*axes: str, methods: tuple[str, ...], trials: int = 2, num_points: int | None = None) -> Plan:
+    """Each task has fewer samples than random features: without shrinkage their second moment is singular."""
+    base = SMALL | CHOOSING | {"trials": trials, "random_features": 300, "random_window": 0}
+    bases = [preset("split-mnist", method, **{k: v for k, v in base.items() if k != "hidden"}) for method in methods]
+    return Plan(bases, [parse_axis(axis) for axis in axes], num_points)
+
+
+def test_a_point_with_a_singular_moment_fails_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    plan = memory_plan("shrinkage=0,0.1", methods=("slda", "ridge"))
+    tried = tried_in(plan, tmp_path / "all")
+    words = "the second moment of the 300 features is singular"
+    for lost, kept in (tried[:2], tried[2:]):
+        assert (lost.scores, lost.num_diverged, kept.num_diverged, kept.why) == ([0.0, 0.0], 2, 0, None)
+        assert str(lost.why).startswith(words)
+        assert min(kept.scores) > 0.5
+        assert best_of((lost, kept)) is kept
+        line = f"{lost.label}: trials failed, and count as an accuracy of 0: {lost.why}"
+        assert (tmp_path / "all" / "log.txt").read_text().count(line) == 1
+    sound = tried_in(memory_plan("shrinkage=0.1", methods=("slda", "ridge")), tmp_path / "sound")
+    assert [each.scores for each in sound] == [each.scores for each in tried[1::2]]
+    assert [vars(each) for each in tried_in(plan, tmp_path / "all")] == [vars(each) for each in tried], "read again"
+    for table in sweep_tables(read_run(tmp_path / "all")):
+        why = f"shrinkage 0: 2 trials failed, and count as an accuracy of 0: {words}"
+        assert sum(note.startswith(why) for note in table.notes) == 1
+
+
+def test_a_sweep_goes_on_after_points_that_all_fail(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    axes = ("shrinkage=0", "batch_size=10..90")
+    tried = tried_in(memory_plan(*axes, methods=("slda",), trials=1, num_points=11), tmp_path)
+    assert len({each.point["batch_size"] for each in tried}) > 1
+    assert all(each.scores == [0.0] and each.why for each in tried)
+    assert len(list((tmp_path / "runs").iterdir())) == 2, "of ten points, and of one"
 
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:

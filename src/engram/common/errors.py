@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class InputError(ValueError):
@@ -31,25 +32,55 @@ class NotFiniteError(InputError):
     """
 
 
+class SingularError(InputError):
+    """A matrix that a memory is read by cannot be inverted.
+
+    Example:
+        >>> head = engram.heads.create("slda", 3, 2, shrinkage=0.0)
+        >>> head.write(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> try:
+        ...     head.settle()
+        ... except SingularError as error:
+        ...     print(str(error)[:47])
+        the second moment of the 3 features is singular
+    """
+
+
 class DivergedError(RuntimeError):
-    """The training loss became NaN or infinite.
+    """The training loss became NaN or infinite, or a trial failed for another reason, and the others go on.
 
     Args:
         task: in which task, counted from 0.
         step: in which step of the task, counted from 0.
+        why: a sentence about the other reason.
 
     Example:
         >>> print(DivergedError(task=1, step=99))
         the loss became NaN or infinite in task 2, step 100
     """
 
-    def __init__(self, task: int, step: int):
-        super().__init__(f"the loss became NaN or infinite in task {task + 1}, step {step + 1}")
+    def __init__(self, task: int, step: int, why: str | None = None):
+        where = f"in task {task + 1}, step {step + 1}"
+        super().__init__(f"the loss became NaN or infinite {where}" if why is None else f"failed {where}: {why}")
         self.task = task
         self.step = step
+        self.why = why
 
-    def __reduce__(self) -> tuple[type[DivergedError], tuple[int, int]]:
-        return DivergedError, (self.task, self.step)  # pickled between processes
+    @classmethod
+    def of(cls, task: Any, step: Any, why: Any = None) -> DivergedError:
+        """What a file describes, by the `facts`, if it can be that."""
+        told = why is None or (isinstance(why, str) and why.isprintable() and len(why) <= MOST_WORDS)
+        if not (told and type(task) is type(step) is int and min(task, step) >= 0):
+            raise ValueError("it does not say in which task and step a trial diverged, or why")
+        return cls(task, step, why)
+
+    @property
+    def facts(self) -> tuple[int, int] | tuple[int, int, str]:
+        """What it was made with, as files hold it."""
+        return (self.task, self.step) if self.why is None else (self.task, self.step, self.why)
+
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[Any, ...]]:
+        return DivergedError, self.facts  # pickled between processes
 
 
 class Stopped(Exception):
@@ -65,6 +96,7 @@ class Stopped(Exception):
 
 
 INTERRUPTED = 130  # the exit code of a command that was stopped by Ctrl-C, as in shells
+MOST_WORDS = 1000  # characters of a sentence in a file
 SHOWN = 80  # characters of a value that are shown in a message
 
 

@@ -111,7 +111,7 @@ class Checkpoints:
         tensors = _tensors_of(learners, outcomes, position)
         described = []
         for key, outcome in outcomes.items():
-            diverged = None if outcome.diverged is None else [outcome.diverged.task, outcome.diverged.step]
+            diverged = None if outcome.diverged is None else outcome.diverged.facts
             # Copies: the outcome may have one more row by the time it is written.
             described.append([*key, list(outcome.untrained), [list(row) for row in outcome.rows], diverged])
         header = {
@@ -273,15 +273,13 @@ def _check_header(header: dict[str, Any], configs: Mapping[str, Config], keys: S
         raise ValueError(f"{shortened(header['finished'])} does not say whether it is finished")
     if [(label, trial) for label, trial, *_ in header["outcomes"]] != list(keys):
         raise ValueError("its trials are those of another stack")
-    for _, trial, untrained, rows, diverged in header["outcomes"]:
+    for _, trial, untrained, rows, _ in header["outcomes"]:
         if len(untrained) != num_tasks or len(rows) > num_tasks:
             raise ValueError(f"the outcome of trial {shortened(trial)} is damaged")
         for row in (untrained, *rows):
             measured = all(type(value) in (int, float) and 0 <= value <= 1 for value in row)  # which NaN is not
             if not measured or len(row) > num_tasks:
                 raise ValueError(f"the accuracies of trial {trial} are damaged")
-        if diverged is not None and not (len(diverged) == 2 and all(type(n) is int and n >= 0 for n in diverged)):
-            raise ValueError(f"it does not say in which task and step trial {trial} diverged")
 
 
 def _outcomes_of(described: list[list[Any]], kept: list[Any], records: Tensor) -> Outcomes:
@@ -289,7 +287,7 @@ def _outcomes_of(described: list[list[Any]], kept: list[Any], records: Tensor) -
         raise ValueError(f"its records have the shape {tuple(records.shape)}")
     outcomes: Outcomes = {}
     for (label, trial, untrained, rows, diverged), own in zip(described, kept, strict=True):
-        error = None if diverged is None else DivergedError(*diverged)
+        error = None if diverged is None else DivergedError.of(*diverged)
         outcomes[label, trial] = Outcome(untrained, rows, [], error, check_kept(own))
     in_order = list(outcomes.items())
     for i, *of, loss, eta, hebb_norm, alpha_norm in records.tolist():

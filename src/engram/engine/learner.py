@@ -61,10 +61,11 @@ class Learner:
     optimizer_state: dict[str, Tensor] = field(default_factory=dict)  # see engine/optimizer.py; {} before a step
     rehearsal: Rehearsal | None = None
     remembered: dict[str, Tensor] = field(default_factory=dict)  # by the rehearsal
+    failed: str | None = None  # why its head cannot be read, until the outcome says it
 
     @property
     def learning(self) -> bool:
-        return self.outcome.diverged is None
+        return self.outcome.diverged is None and self.failed is None
 
 
 DYNAMICS = ("eta", "hebb_norm", "alpha_norm")

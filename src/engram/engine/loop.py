@@ -243,8 +243,8 @@ def _seen(batches: Batches, config: Config, n: int, spans: dict[int, range]) -> 
 
 
 def _mark_diverged(learners: list[Learner], finite: Tensor, n: int, step: int | None = None) -> None:
-    """Learners whose weights or importances are not finite have diverged, though no loss was NaN."""
+    """Learners have diverged whose weights or importances are not finite, though no loss was NaN; or that failed."""
     for learner, holds in zip(learners, finite.tolist(), strict=True):
-        if learner.learning and not holds:
+        if learner.outcome.diverged is None and not (holds and learner.learning):
             last = learner.outcome.records[-1].step if step is None else step
-            learner.outcome.diverged = DivergedError(n, last)
+            learner.outcome.diverged = DivergedError(n, last, learner.failed)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engram.common.errors import NotFiniteError
+from engram.common.errors import NotFiniteError, SingularError
 from engram.data.batches import Piece, batches_of, epoch_order, num_batches
 from engram.data.samples import Samples
 from engram.data.streams import Stream, Task
@@ -78,12 +78,18 @@ def accuracy(
 
 
 def settle_heads(learners: Sequence[Learner]) -> None:
-    """Let every head that solves for what it reads do so, once, before importances and accuracies are computed."""
+    """Let every head that solves for what it reads do so, once, before importances and accuracies are computed.
+
+    A learner whose head cannot, since its sums are singular, has failed; the others go on.
+    """
     for learner in learners:
         for module in learner.model.modules() if learner.learning else ():
             settle = getattr(module, "settle", None)
-            if callable(settle):
-                settle()
+            try:
+                if callable(settle):
+                    settle()
+            except SingularError as error:
+                learner.failed = str(error)
 
 
 def memory_notes(learners: Sequence[Learner], batches: Batches) -> list[str]:

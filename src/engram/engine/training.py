@@ -158,6 +158,13 @@ class Training:
         return limits
 
 
+def check_learned(outcomes: Outcomes) -> None:
+    """Refuse settings with which every trial failed before it had learned a task, though no loss was NaN."""
+    lost = [outcome.diverged for outcome in outcomes.values() if outcome.diverged is not None and not outcome.rows]
+    if lost and len(lost) == len(outcomes) and all(each.why is not None for each in lost):
+        raise InputError(str(lost[0].why))
+
+
 def check_together(configs: Mapping[str, Config], custom: Custom = NOTHING_CUSTOM) -> None:
     """Refuse configs that cannot be one run, and custom parts that do not belong to them."""
     if not configs:

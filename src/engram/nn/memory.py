@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, SingularError
 
 SMALLEST_NORM = 1e-12
 UNSEEN = -1e15  # the bias of a class that was never seen: any other class has a larger logit, and its square is finite
@@ -233,7 +233,7 @@ def solve(matrix: Tensor, right: Tensor, setting: str) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     pivots = factor.diagonal().square()
     if int(failed) or not pivots.min() > SMALLEST_PIVOT * pivots.max():
-        raise InputError(
+        raise SingularError(
             f"the second moment of the {len(matrix)} features is singular, since some of them depend on others, there "
             f"are fewer samples than features, or they are far from 0: raise {setting}, or subtract their means first"
         )

@@ -75,14 +75,26 @@ def sweep_table(tried: Sequence[Tried], finished: bool = True) -> Table:
     notes.append(f"Minus best: {behind}; dropped points ran only the first trials.")
     if len(tried) > MOST_ROWS:
         notes.append(f"{len(tried) - MOST_ROWS} more points are in points.csv.")
-    diverged = sum(each.num_diverged for each in tried)
-    if diverged:
-        counts = "counts" if diverged == 1 else "count"
-        notes.append(f"{count(diverged, 'trial')} diverged, and {counts} as an accuracy of 0.")
+    notes += _lost(tried)
     title = (
         f"{config.method} on {with_scenario(config.benchmark, config)} ({config.dataset}), {count(len(tried), 'point')}"
     )
     return Table(title, ("settings", "accuracy %", "trials", "minus best", "95% interval", ""), rows, tuple(notes))
+
+
+def _lost(tried: Sequence[Tried]) -> list[str]:
+    """A line about trials that diverged, and one for each other reason why some failed, with the first such point."""
+    lines = []
+    for why in dict.fromkeys(each.why for each in tried):
+        points = [each for each in tried if each.why == why and each.num_diverged]
+        lost = sum(each.num_diverged for each in points)
+        counts = f"{'counts' if lost == 1 else 'count'} as an accuracy of 0"
+        if points and why is None:
+            lines.append(f"{count(lost, 'trial')} diverged, and {counts}.")
+        elif points:
+            named = described(points[0].point) + (f" and {count(len(points) - 1, 'other')}" if len(points) > 1 else "")
+            lines.append(f"{named}: {count(lost, 'trial')} failed, and {counts}: {why}.")
+    return lines
 
 
 def sweep_tables(run: Run) -> list[Table]:

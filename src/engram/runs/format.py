@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from engram.common.errors import InputError, reason, shortened
+from engram.common.errors import DivergedError, InputError, reason, shortened
 from engram.common.files import read_json, read_text, write_atomically
 from engram.common.registry import BENCHMARKS, HEADS
 from engram.config.methods import CUSTOM, known_methods
@@ -153,7 +153,7 @@ def write_results(folder: Path, results: Mapping[str, Result], dynamics: bool = 
             "trials": list(result.trials),
             "accuracy": _without_nan(result.accuracy),
             "untrained": _without_nan(result.untrained),
-            "diverged": [asdict(divergence) for divergence in result.diverged],
+            "diverged": [_entry_of(divergence) for divergence in result.diverged],
         }
         if result.kept is not None:
             entry["kept"] = result.kept
@@ -264,10 +264,14 @@ def fractions(value: Any) -> np.ndarray:
     return found
 
 
+def _entry_of(divergence: Divergence) -> dict[str, Any]:
+    return {name: value for name, value in asdict(divergence).items() if value is not None}
+
+
 def divergence_of(entry: Any) -> Divergence:
-    if set(entry) != {"trial", "task", "step"} or not all(type(v) is int and v >= 0 for v in entry.values()):
+    if {*entry, "why"} != {"trial", "task", "step", "why"} or type(entry["trial"]) is not int:
         raise ValueError("a divergence has a trial, a task and a step")
-    return Divergence(**entry)
+    return Divergence(entry["trial"], *DivergedError.of(entry["task"], entry["step"], entry.get("why")).facts)
 
 
 def provenance_of(record: Any) -> dict[str, Any]:

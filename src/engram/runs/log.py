@@ -50,7 +50,7 @@ class ProgressLines:
         lines = []
         for (label, trial), outcome in progress.outcomes.items():
             if outcome.diverged is not None:
-                lines.append(f"{label}, {Divergence(trial, outcome.diverged.task, outcome.diverged.step)}")
+                lines.append(f"{label}, {Divergence(trial, *outcome.diverged.facts)}")
         notes = [progress.note] if progress.note and progress.note not in self.notes else []
         self.notes.update(notes)
         return [*notes, *self._new(lines)]

@@ -28,12 +28,13 @@ DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a trial's loss became NaN or infinite.
+    """Where a trial's loss became NaN or infinite, or where it failed for another reason.
 
     Args:
         trial: its number. This and the others are counted from 0.
         task: in which task.
         step: in which step of the task.
+        why: a sentence about the other reason.
 
     Example:
         >>> print(Divergence(trial=0, task=1, step=99))
@@ -43,10 +44,12 @@ class Divergence:
     trial: int
     task: int
     step: int
+    why: str | None = None
 
     def __str__(self) -> str:
+        what = "diverged" if self.why is None else "failed"
         where = f"in task {self.task + 1}, step {self.step + 1}"
-        return f"trial {self.trial + 1} diverged {where}: its loss became NaN or infinite"
+        return f"trial {self.trial + 1} {what} {where}: {self.why or 'its loss became NaN or infinite'}"
 
 
 @dataclass(frozen=True)
@@ -285,7 +288,7 @@ def _result_of(config: Config, outcomes: Mapping[int, Outcome], data: list[dict[
         untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
         dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
         diverged=[
-            Divergence(trial, outcome.diverged.task, outcome.diverged.step)
+            Divergence(trial, *outcome.diverged.facts)
             for trial, outcome in outcomes.items()
             if outcome.diverged is not None
         ],

@@ -17,7 +17,7 @@ from engram.engine.checkpoint import SECONDS_BETWEEN, CheckpointFolder
 from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.loop import RECORDS_PER_EPOCH
 from engram.engine.stacks import Source, digest
-from engram.engine.training import Runtime, Training, check_together
+from engram.engine.training import Runtime, Training, check_learned, check_together
 from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, now, versions
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.log import ProgressLines, TensorBoard, check_log, logged_lines
@@ -52,6 +52,7 @@ def start_run(
     log: str | None = None,
     about: Mapping[str, Any] | None = None,
     dynamics: bool = True,
+    one_of_many: bool = False,
     seconds_between: float = SECONDS_BETWEEN,
     report: Report = no_report,
     stop_asked: StopAsked = never_stop,
@@ -67,6 +68,7 @@ def start_run(
         log: "tensorboard" to write event files into the folder too.
         about: more to save in `run.json`, such as the part of a reproduction.
         dynamics: whether to write `dynamics.csv`.
+        one_of_many: whether a run in which every trial fails at once is kept, and not refused: the others go on.
         seconds_between: the time between two checkpoints.
         report: called with each `Progress`.
         stop_asked: asked often; when it returns True everything is saved, and `Stopped` is raised.
@@ -107,7 +109,10 @@ def start_run(
         folder.describe()
         folder.log(f"{command} on {runtime.device}")
         try:
-            return _train(folder, training, seconds_between, report, stop_asked)
+            run = _train(folder, training, seconds_between, report, stop_asked)
+            if not one_of_many:
+                check_learned(training.outcomes)
+            return run
         except InputError:
             if not any(outcome.rows for outcome in training.outcomes.values()):
                 folder.discard()  # what was given cannot be used, and nothing was learned
@@ -192,6 +197,7 @@ def complete_run(
             runtime=runtime,
             about=about,
             dynamics=dynamics,
+            one_of_many=True,
             report=report,
             stop_asked=stop_asked,
         )

@@ -47,6 +47,7 @@ class Tried:
     config: Config  # for all its trials
     scores: list[float] = field(default_factory=list)  # final average accuracy of each trial; 0 where it diverged
     num_diverged: int = 0
+    why: str | None = None  # trials failed, where their loss was not the reason
 
     @property
     def label(self) -> str:
@@ -64,12 +65,14 @@ class Tried:
     def add(self, result: Result) -> None:
         """Add the scores of more of its trials, up to the first unfinished one: scores are paired by position."""
         finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
-        diverged = {divergence.trial for divergence in result.diverged}
+        diverged = {divergence.trial: divergence for divergence in result.diverged}
         for trial, value in zip(result.trials, finals, strict=True):
             if np.isnan(value) and trial not in diverged:
                 break
             self.scores.append(0.0 if np.isnan(value) else float(value))
-            self.num_diverged += int(np.isnan(value))
+            if np.isnan(value):
+                self.num_diverged += 1
+                self.why = self.why or diverged[trial].why
 
 
 def _rounded(accuracy: Array) -> Array:

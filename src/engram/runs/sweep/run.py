@@ -202,11 +202,15 @@ class _Sweep:
                 report=self._report_of(len(alive) * (rung - done)),
                 stop_asked=self.stop_asked,
             )
+            sound = [tried for tried in alive if tried.why is None]
             for tried in alive:
                 tried.add(run.results[tried.label])
             better = _better(alive)
             dropped = len(alive) - len(better)
             self.trials_done += len(alive) * (rung - done) + dropped * (self.plan.trials - rung)
+            for tried in sound:
+                if tried.why is not None:
+                    self.folder.log(f"{tried.label}: trials failed, and count as an accuracy of 0: {tried.why}")
             alive, done = better, rung
 
     def _report_of(self, num_models: int) -> Report:
