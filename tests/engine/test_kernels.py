@@ -27,6 +27,7 @@ from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
 from engram.nn.memory import class_sums, second_moment
+from engram.nn.networks import Network
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter does not multiply bfloat16
@@ -188,7 +189,7 @@ def test_second_moments_catch_up_with_the_steps(kernels: ModuleType) -> None:
     for rows, batch, num_steps in ((slice(0, 4), 7, BATCHES_KEPT), (slice(0, 4), 7, 3), (slice(1, 3), 5, 2)):
         for step in range(num_steps):
             slot.fill_(step)
-            late.step = (rows, batch)
+            late.begin_step(rows, batch)
             psi = torch.randn(rows.stop - rows.start, batch, 9, device=DEVICE)
             sums = [torch.zeros(len(psi), *shape, device=DEVICE).double() for shape in ((3,), (3, 9))]
             unread = torch.zeros(len(psi), dtype=torch.bool, device=DEVICE)
@@ -199,22 +200,77 @@ def test_second_moments_catch_up_with_the_steps(kernels: ModuleType) -> None:
     torch.testing.assert_close(moment, expected, rtol=1e-5, atol=1e-5)
 
 
+class CalledTwice(Network):
+    """A network that gives its head two batches a step."""
+
+    def forward(self, inputs: Tensor, target: Tensor | None = None) -> Tensor:
+        hidden = self.features(inputs)
+        return (self.head(hidden, target) + self.head(hidden / 2, target)) / 2 if self.training else self.head(hidden)
+
+
+@pytest.mark.parametrize("case", ["long pieces", "unequal trials", "two calls a step"])
+def test_second_moments_in_a_stack_are_those_of_each_model_alone(kernels: ModuleType, case: str) -> None:
+    config = preset("custom", "slda").replace(
+        learn_features=True, network="mlp", hidden=[5], epochs=1, num_tasks=1, trials=2, learning_rate=0.05,
+        batch_size=2 if case == "long pieces" else 4,
+    )  # fmt: skip
+    whole = custom_stream(num_tasks=1, shape=(1, 4, 4), num_train=150 if case == "long pieces" else 24)
+    sizes = (13, 23, 10) if case == "unequal trials" else (len(whole[0].train),) * 3
+    trials = [
+        replace(whole, tasks=(replace(whole[0], train=replace(whole[0].train, rows=torch.arange(size))),))
+        for size in sizes
+    ]
+    batches = Batches([0, 1, 2], move_streams(trials, DEVICE), 0, torch.float32)
+
+    def build_all() -> list[Learner]:
+        learners = [build_learner(config, t, whole.input_shape, 3, DEVICE, torch.float32) for t in range(3)]
+        for learner in learners if case == "two calls a step" else ():
+            learner.model.__class__ = CalledTwice
+        return learners
+
+    together, alone = build_all(), build_all()
+    program = Mapped([together], batches, kernels)
+    run_stream(program, batches, config)
+    run_stream(OneByOne(alone, batches), batches, config)
+    assert len(program.sections[0].moments["head"].kept) == {"long pieces": 1, "two calls a step": 2}.get(case, 4)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one.model.head.moment, other.model.head.moment, rtol=1e-4, atol=1e-4)
+
+
+def test_batches_of_all_sizes_wait_in_the_same_memory(kernels: ModuleType) -> None:
+    slot, moment = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.zeros(2, 9, 9, device=DEVICE).double()
+    late = LateMoment(moment, slot, kernels)
+    for size in (8, 3, 5):
+        late.begin_step(slice(0, 2), size)
+        sums = (torch.zeros(2, 3, device=DEVICE).double(), torch.zeros(2, 3, 9, device=DEVICE).double())
+        targets = torch.zeros(1, size, dtype=torch.int64, device=DEVICE)
+        late.write(
+            torch.rand(2, size, 9, device=DEVICE), targets, *sums, torch.zeros(2, dtype=torch.bool, device=DEVICE)
+        )
+        late.add(slice(0, 2), size, 1)
+    assert len({kept.data_ptr() for kept in late.kept.values()}) == 1
+
+
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: the interpreter rounds nothing")
 def test_with_tf32_sums_and_moments_are_of_the_same_rounded_features(kernels: ModuleType) -> None:
     slot, moment = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.zeros(2, 65, 65, device=DEVICE).double()
-    psi, targets = 100 + torch.randn(2, 32, 65, device=DEVICE), torch.zeros(1, 32, dtype=torch.int64, device=DEVICE)
+    targets, number = torch.zeros(1, 64, dtype=torch.int64, device=DEVICE), 64 * BATCHES_KEPT
     count, total = torch.zeros(2, 1, device=DEVICE).double(), torch.zeros(2, 1, 65, device=DEVICE).double()
+    unread = torch.zeros(2, dtype=torch.bool, device=DEVICE)
+    psi = 100 + torch.randn(BATCHES_KEPT, 2, 64, 65, device=DEVICE)
     with precision_of("tf32"):
         late = LateMoment(moment, slot, kernels)
-        late.step = (slice(0, 2), 32)
-        late.write(psi, targets, count, total, torch.zeros(2, dtype=torch.bool, device=DEVICE))
-        late.add(slice(0, 2), 32, 1)
-    kept = late.kept[32][:, :, 0].double()  # (N, k, B)
-    assert ((kept.mT - psi).abs() <= 2**-11 * psi).all()
-    torch.testing.assert_close(total[:, 0], kept.sum(dim=2), rtol=1e-6, atol=0)
-    covariance = moment / 32 - torch.einsum("ni,nj->nij", total[:, 0], total[:, 0]) / 32**2
-    for own, found in zip(kept, covariance, strict=True):
-        torch.testing.assert_close(found, torch.cov(own, correction=0), rtol=0, atol=0.02)
+        for step, batch in enumerate(psi):
+            slot.fill_(step)
+            late.begin_step(slice(0, 2), 64)
+            late.write(batch, targets, count, total, unread)
+        late.add(slice(0, 2), 64, BATCHES_KEPT)
+    kept = late.kept[64, 0].double()  # (N, k, batches, B)
+    assert ((kept.permute(2, 0, 3, 1) - psi).abs() <= 2**-11 * psi).all()
+    torch.testing.assert_close(total[:, 0], kept.sum(dim=(2, 3)), rtol=1e-6, atol=0)
+    covariance = moment / number - torch.einsum("ni,nj->nij", total[:, 0], total[:, 0]) / number**2
+    for own, found in zip(kept.flatten(2), covariance, strict=True):
+        torch.testing.assert_close(found, torch.cov(own, correction=0), rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize("method", ["steady+si", "steady+mas", "slda+si", "ncm+online-ewc"])

@@ -244,6 +244,8 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
         moved = not torch.equal(buffer, seen.before[name])
         if moved and torch.equal(seen.after[name], seen.before[name]):
             return f"the model replaces its buffer {name!r} rather than writing to it"
+        if buffer.is_floating_point() and not _near(buffer, seen.after[name], 0.0):
+            return f"the model writes something else into its buffer {name!r} when it is mapped"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -40,15 +41,27 @@ class LateMoment:
         self.moment = moment
         self.slot = slot
         self.kernels = kernels
-        self.step = (slice(None), 0)  # the models whose step is computed, and the size of their batch
-        self.kept: dict[int, Tensor] = {}  # (N, k, batches, samples), by the size of a batch; graphs refer to them
+        self.begin_step(slice(None), 0)
+        # (N, k, batches, samples), by the size of a batch and the number of the call in its step. Graphs refer to them.
+        self.kept: dict[tuple[int, int], Tensor] = {}
+
+    def begin_step(self, rows: slice, batch_size: int) -> None:
+        """The models whose step is computed, and the size of their batch."""
+        self.rows, self.batch_size, self.num_calls = rows, batch_size, 0
 
     def write(self, psi: Tensor, targets: Tensor, count: Tensor, total: Tensor, unread: Tensor) -> None:
         """Add a batch to the sums of the classes, and keep its features; arguments as of `write_sums`."""
-        rows, size = self.step
-        if size not in self.kept:
-            self.kept[size] = psi.new_empty(*self.moment.shape[:2], BATCHES_KEPT, psi.shape[1])
-        self.kernels.write_sums(psi, targets, count, total, unread, self.kept[size][rows], self.slot)
+        key = (self.batch_size, self.num_calls)
+        self.num_calls += 1
+        if key not in self.kept:
+            self.kept[key] = self._room(key[1], (*self.moment.shape[:2], BATCHES_KEPT, psi.shape[1]), psi)
+        self.kernels.write_sums(psi, targets, count, total, unread, self.kept[key][self.rows], self.slot)
+
+    def _room(self, call: int, shape: tuple[int, ...], psi: Tensor) -> Tensor:
+        """Where features are kept. Batches of several sizes share it: all of one size are added before the next."""
+        needed = math.prod(shape)
+        shared = next((own for (_, other), own in self.kept.items() if other == call and own.numel() >= needed), None)
+        return (psi.new_empty(needed) if shared is None else shared.view(-1)[:needed]).view(shape)
 
     @torch.no_grad()
     def add(self, rows: slice, batch_size: int, num_batches: int) -> None:
@@ -59,8 +72,10 @@ class LateMoment:
             batch_size: that of the steps.
             num_batches: the number of these steps.
         """
-        psi = self.kept[batch_size][rows, :, :num_batches].flatten(2)  # (N, k, samples)
-        self.moment[rows] += torch.bmm(psi, psi.mT)
+        for (size, _), kept in self.kept.items():
+            if size == batch_size:
+                psi = kept[rows, :, :num_batches].flatten(2)  # (N, k, samples)
+                self.moment[rows] += torch.bmm(psi, psi.mT)
 
 
 def fuse_heads(model: nn.Module, kernels: ModuleType, moments: Mapping[str, LateMoment]) -> None:

@@ -87,7 +87,7 @@ class Section:
         """
         leaves, fixed, buffers = self.tensors_of_step(rows, (len(inputs), -1))
         for moment in self.moments.values():
-            moment.step = (rows, inputs.shape[1])
+            moment.begin_step(rows, inputs.shape[1])
 
         def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             logits = functional_call(self.skeleton, (parameters, buffers), (x, y))

@@ -232,7 +232,8 @@ def _write_sums(
         source = psi + model * MODEL_STRIDE + b[None, :] * SAMPLE_STRIDE + i[:, None] * FEATURE_STRIDE
         x = tl.load(source, mask=inside, other=0.0)
         if PRECISION == "tf32":  # to the nearest number of ten bits, which any product then takes as it is
-            x = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+            rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+            x = tl.where(x == x, rounded, x)  # NaN stays NaN
         if KEEPS:
             place = (model * FEATURES + i[:, None]) * BATCHES * BATCH + (tl.load(slot) % BATCHES) * BATCH + b[None, :]
             tl.store(kept + place, x, mask=inside)
