@@ -8,6 +8,7 @@ Domain-incremental: five tasks of 3,000 samples with their pixels permuted; fina
 
 from __future__ import annotations
 
+import argparse
 import sys
 from typing import Any
 
@@ -48,7 +49,7 @@ def learn(classifier: ContinualClassifier, task: int, X: np.ndarray, y: np.ndarr
             classifier.partial_fit(X[part], y[part], task=task)
 
 
-def main(passes: int = 3, seeds: int = 2) -> None:
+def main(passes: int, seeds: int) -> None:
     torch.set_num_threads(1)
     data = load("mnist-small").held_out()
     (X, y), (held_X, held_y) = arrays(data.train), arrays(data.test)
@@ -80,4 +81,7 @@ def main(passes: int = 3, seeds: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("passes", type=int, nargs="?", default=3, help="over each task's samples")
+    parser.add_argument("seeds", type=int, nargs="?", default=2, help="how many")
+    main(**vars(parser.parse_args()))

@@ -44,7 +44,7 @@ LEARNED = ("linear", "ncm", "slda", "ridge")
 STEPS = {"epochs": 10, "batch_size": 64}  # the paper's for Split MNIST: memory heads alone have others by default
 RELATIVES = ("linear", "dhp", "hebbian-softmax", "fast-weights", "neuromodulated", "retroactive")
 BENCHMARKS = ("permuted-mnist", "imbalanced-permuted-mnist", "split-mnist", "vision-mixture")
-IMAGE = Path(__file__).parent.parent / "docs" / "images" / "random-features.png"
+IMAGE = Path(__file__).resolve().parent.parent / "docs" / "images" / "random-features.png"
 Rows = dict[str, dict[str, list[float]]]  # accuracies in % of the trials, by row and column
 
 

@@ -6,6 +6,7 @@ and what the optimizer remembers, and for SI gain, shift and path too, each once
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -104,4 +105,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def measure(what: str, call: Callable[[], object], times: int = 1) -> None:
     print(f"{wall:8.2f} s, {processor:8.2f} s of the processor: {what}", flush=True)
 
 
-def main(number: int = 10_000) -> None:
+def main(number: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         print(f"{number} runs of {len(METHODS)} methods")
@@ -79,4 +80,6 @@ def main(number: int = 10_000) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("number", type=int, nargs="?", default=10_000, help="of runs")
+    main(parser.parse_args().number)
