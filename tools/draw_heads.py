@@ -18,11 +18,11 @@ WIDTH, HEIGHT = 7.6, 4.3
 
 # The parts in the order in which a batch meets them, and the choices for each.
 PARTS = {
-    "ψ: used": ("features", "normalised", "random ReLU", "keys f(h)"),
+    "ψ: used": ("features", "normalised", "random ReLU", "keys f(h)", "a random part"),
     "written": ("before", "after the step"),
     "rate": ("η or r", "1/n", "gate m(h)"),
-    "M: held": ("mean", "trace", "+ eligibility", "+ moment"),
-    "read": ("α M", "M", "nearest", "cosine", "LDA", "ridge"),
+    "M: held": ("mean", "trace", "+ eligibility", "+ moment", "frequency"),
+    "read": ("α M", "M", "nearest", "cosine", "LDA", "ridge", "log M"),
     "θ": ("none", "beside M", "is M"),
 }
 # What each head uses, by the numbers of the choices.
@@ -34,6 +34,7 @@ USED: dict[str, tuple[tuple[int, ...], ...]] = {
     "fast-weights": ((0, 3), (0,), (1,), (0,), (1,), (1,)),
     "neuromodulated": ((0,), (0,), (2,), (1,), (0,), (1,)),
     "retroactive": ((0,), (0,), (0, 2), (1, 2), (0,), (1,)),
+    "balanced": ((4,), (0,), (0,), (4,), (6,), (1,)),
     "cope": ((1,), (1,), (0,), (0,), (3,), (0,)),
     "ncm": ((0, 1, 2), (0,), (1,), (0,), (2,), (0,)),
     "slda": ((0, 1, 2), (0,), (1,), (0, 3), (4,), (0,)),

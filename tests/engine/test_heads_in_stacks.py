@@ -39,7 +39,9 @@ def test_a_stack_is_each_alone_on_streams_of_unequal_length(head: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "cope"])
+@pytest.mark.parametrize(
+    "head", ["hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "balanced", "cope"]
+)
 @pytest.mark.parametrize("kind", ["permuted", "imbalanced", "split", "mixture"])
 def test_a_relative_learns_on_the_paper_s_benchmarks(head: str, kind: str) -> None:
     network = {"network": "cnn", "batch_size": 20, "epochs": 1, "trials": 1} if kind == "mixture" else {"epochs": 3}

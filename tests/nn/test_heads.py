@@ -155,6 +155,7 @@ def test_a_linear_head_folds_with_its_bias() -> None:
 
 # What each head is made with below, and how it is printed. Sizes come first.
 PRINTED = {
+    "balanced": ({"head_dropout": 0.2}, "head_dropout=0.2"),
     "cope": ({"rate": 0.5, "temperature": 0.1}, "rate=0.5"),
     "dhp": ({"eta": 0.2, "learn_eta": False}, "eta=0.2, learn_eta=False"),
     "dhp-uniform": ({}, "alpha='uniform'"),

@@ -100,13 +100,14 @@ class Config:
     trace_write: str = setting(default="before", stage="head", agree="section", choices=one_of("before", "after"))
     # How slow weights start: U(±1/√features), as in nn.Linear; or U(±1/√classes), as the paper's author published it.
     head_init: str = setting(default="linear", stage="head", choices=one_of("linear", "published"))
-    head_gain: float = setting(POSITIVE, default=1.0, stage="head")  # of the linear and matched heads' initial weights
+    head_gain: float = setting(POSITIVE, default=1.0, stage="head")  # of initial weights
     # The head of methods that name none.
     baseline_head: str = setting(default="matched", stage="head", agree="section", choices=baseline_heads)
     # The constant in place of a trace in the matched head.
     baseline_trace: float = setting(POSITIVE, default=1.0, stage="head")
     head_bias: bool = setting(default=False, stage="head", agree="section")  # of the linear head
 
+    head_dropout: float = setting(BELOW_ONE, default=0.5, stage="head", agree="section")  # balanced
     rare_until: float = setting(NOT_NEGATIVE, default=500.0, stage="head", agree="section")  # hebbian-softmax
     # fast-weights
     num_keys: int = setting(at_least(1), at_most(MAX_FEATURES), default=64, stage="head", agree="section")
