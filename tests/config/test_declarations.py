@@ -19,7 +19,8 @@ AGREE = {
     "mask_training examine",
     "stack": "consolidate_every epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
-    "trace_centred trace_write baseline_head head_bias rare_until num_keys normalised random_features random_window "
+    "trace_centred trace_write baseline_head head_bias head_dropout rare_until num_keys normalised random_features "
+    "random_window "
     "top_k learn_features memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
     "der_beta generator_hidden generator_latent generator_labels joint_start joint_steps optimizer momentum",
     "free": "method initialisation eta alpha_init learn_eta head_init head_gain baseline_trace shrinkage strength "
@@ -32,7 +33,8 @@ STAGES = {
     "stream": "benchmark dataset num_tasks max_samples imbalance_seed class_order scenario examine",
     "features": "network hidden leaky_slope input_mean input_std initialisation",
     "head": "eta eta_range alpha alpha_init learn_eta trace_gradient trace_scale trace_centred trace_write head_init "
-    "head_gain baseline_head baseline_trace head_bias rare_until num_keys normalised random_features random_window "
+    "head_gain baseline_head baseline_trace head_bias head_dropout rare_until num_keys normalised random_features "
+    "random_window "
     "top_k shrinkage learn_features",
     "penalty": "strength penalty_step regularize_alpha protect gamma fisher_labels xi consolidate_every temperature",
     "rehearsal": "memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
