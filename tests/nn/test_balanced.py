@@ -25,6 +25,7 @@ def test_training_is_the_equation() -> None:
         count = (1 - FADING) * count + torch.bincount(y, minlength=4)
         expected = (h * kept) @ head.weight.T + (count / count.sum()).clamp(min=RAREST).log()
         torch.testing.assert_close(head(h, y), expected)
+        assert not torch.equal(head.kept(), kept)  # the next batch keeps another part
     torch.testing.assert_close(head.eval()(hidden[0]), hidden[0] @ head.weight.T)
 
 
