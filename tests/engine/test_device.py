@@ -165,6 +165,17 @@ def test_a_head_of_the_family_trains_in_a_stack_as_on_the_cpu(head: str, protect
 
 
 @needs_gpu
+@pytest.mark.parametrize("head", engram.heads.list())
+def test_every_head_is_stacked_with_tensor_float_32(head: str) -> None:
+    """The check before a run compares sums in double precision, to which rounded features were added."""
+    configs = configs_of("permuted", (f"{head}+mas", f"{head}+si"), batch_size=64, hidden=[400, 400])
+    learners, batches = build(configs)
+    with precision_of("tf32"):
+        _, notes = choose_program(learners, batches, GPU)
+    assert notes == []
+
+
+@needs_gpu
 @pytest.mark.parametrize(
     "changes",
     [

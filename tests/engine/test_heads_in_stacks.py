@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_stack import GPU, assert_close, build, compare, config_of, stacked, train
+from test_stack import GPU, assert_close, build, compare, config_of, example_of, stacked, train
 from torch import Tensor
 
 import engram
 from builders import interrupted, run_on, small_digits
 from engram.engine.checkpoint import CheckpointFolder
-from engram.engine.choose import choose_program
+from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu.section import Section
 from engram.engine.training import Runtime
 
 QUICK = {"num_tasks": 2, "trials": 2}
@@ -31,6 +32,29 @@ def test_a_stack_is_each_alone(head: str, protect: str) -> None:
     for group in (slow, [config.replace(random_features=9) for config in configs if config not in slow]):
         if group:
             compare(group)
+
+
+@pytest.mark.parametrize(
+    ("head", "setting", "values"),
+    [
+        ("dhp-uniform", "alpha_init", (0.01, 0.5)),
+        ("steady", "alpha_init", (0.01, 0.5)),
+        ("neuromodulated", "alpha_init", (0.01, 0.5)),
+        ("retroactive", "eta", (0.01, 0.5)),
+        ("hebbian-softmax", "head_init", ("linear", "published")),
+        ("balanced", "head_gain", (0.3, 3.0)),
+    ],
+)
+def test_models_of_a_section_may_start_in_different_ways(head: str, setting: str, values: tuple) -> None:
+    configs = [config_of("split", head, **QUICK, **{setting: value}) for value in values]
+    assert len(architectures(build(configs)[0])) == 1
+    compare(configs)
+
+
+@pytest.mark.parametrize("settings", [{"shrinkage": 0.1}, {"top_k": 3}])
+def test_what_a_head_computes_with_is_the_same_in_a_section(settings: dict[str, float]) -> None:
+    configs = [config_of("split", "slda+mas", **QUICK), config_of("split", "slda+mas", **QUICK, **settings)]
+    assert len(architectures(build(configs)[0])) == 2
 
 
 @pytest.mark.parametrize("head", ["hebbian-softmax", "neuromodulated", "cope"])
@@ -84,6 +108,30 @@ def test_a_custom_head_with_state_of_its_own_is_protected_in_force(step: str) ->
         assert_close(one, other)
     sizes = {float(learner.model.head.size) for learner in found[0]}
     assert len(sizes) == len(found[0]), "each has its own"
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(1 + 1e-4, None), (1.1, "something else into its buffer 'head.total'")])
+def test_sums_in_double_precision_are_as_exact_as_the_features(
+    factor: float, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models in float32 whose sums are in float64: a stack rounds features in another way."""
+    learners, batches = build([config_of("split", "fast-weights", network="mlp")])
+    models = [learner.model for learner in learners]
+    for model in models:
+        sums = model.head.total, model.head.count
+        model.float()
+        model.head.total, model.head.count = sums
+    step = Section.step
+
+    def rounded(section: Section, *given: object) -> Tensor:
+        losses = step(section, *given)
+        section.rows.buffers["head.total"].mul_(factor)
+        return losses
+
+    monkeypatch.setattr(Section, "step", rounded)
+    inputs, targets = example_of(batches)
+    found = reason_against_mapping(learners, (inputs.float(), targets), None)
+    assert found is None if reason is None else reason in str(found)
 
 
 @pytest.mark.slow

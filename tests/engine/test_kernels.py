@@ -268,9 +268,10 @@ def test_with_tf32_sums_and_moments_are_of_the_same_rounded_features(kernels: Mo
     kept = late.kept[64, 0].double()  # (N, k, batches, B)
     assert ((kept.permute(2, 0, 3, 1) - psi).abs() <= 2**-11 * psi).all()
     torch.testing.assert_close(total[:, 0], kept.sum(dim=(2, 3)), rtol=1e-6, atol=0)
+    # What is lost is the rounding of a product's sum: here, with a mean of 100, some 1e-5 of the mean's square.
     covariance = moment / number - torch.einsum("ni,nj->nij", total[:, 0], total[:, 0]) / number**2
     for own, found in zip(kept.flatten(2), covariance, strict=True):
-        torch.testing.assert_close(found, torch.cov(own, correction=0), rtol=0, atol=0.05)
+        torch.testing.assert_close(found, torch.cov(own, correction=0), rtol=0, atol=0.2)
 
 
 @pytest.mark.parametrize("method", ["steady+si", "steady+mas", "slda+si", "ncm+online-ewc"])

@@ -118,7 +118,8 @@ class Config:
     random_features: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
     random_window: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
     top_k: int = setting(at_least(0), at_most(MAX_FEATURES), default=0, stage="head", agree="section")
-    shrinkage: float | None = setting(FRACTION, default=None, stage="head")  # None: 0.15 features / samples
+    # None: 0.15 features / samples
+    shrinkage: float | None = setting(FRACTION, default=None, stage="head", agree="section")
     learn_features: bool = setting(default=False, stage="head", agree="section")
 
     strength: float | None = setting(POSITIVE, default=None, stage="penalty")  # None for methods without a penalty

@@ -106,7 +106,9 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
 def _architecture(config: Config) -> tuple:
     """What models of a group must share; a matched head has the shapes of a plastic one."""
     head = "dhp" if config.head == "matched" else config.head
-    used = () if head in ("dhp", "linear") else HEADS.facts(head).get("settings", {}).values()  # a custom head's
+    # Of this package's heads the settings say whether models of a section may differ in them. Others may do anything.
+    foreign = HEADS[head].make.__module__.partition(".")[0] != "engram"
+    used = HEADS.facts(head).get("settings", {}).values() if foreign else ()
     names = [name for name in names_of(agree="section") if name != "baseline_head"]
     # Settings without effect count as their defaults, except eta_range, which clamps a whole section, and the
     # optimizer's: a section also has room for what an optimizer remembers of weights that are never trained.
@@ -231,34 +233,39 @@ def _difference(model: nn.Module, example: tuple[Tensor, Tensor], seen: Seen) ->
     gradients = (
         torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if learns else [None] * len(trained)
     )
+    tolerance = _tolerance(logits)
     for alone, mapped in ((logits, seen.logits), (loss.detach(), seen.loss)):
-        if not _near(alone, mapped, 0.0):
+        if not _near(alone, mapped, tolerance):
             return "the model computes something else when it is mapped"
     largest = max((float(gradient.norm()) for gradient in gradients if gradient is not None), default=0.0)
     for name, gradient in zip(trained, gradients, strict=True):
         written = held[name] - trained[name].detach()  # by the pass itself, as a head may do
         step = (seen.before[name] - seen.after[name] - written) / TRIAL_RATE
-        if not _near(torch.zeros_like(step) if gradient is None else gradient, step, largest):
+        if not _near(torch.zeros_like(step) if gradient is None else gradient, step, tolerance, largest):
             return f"{name!r} gets another gradient when the model is mapped"
     for name, buffer in model.named_buffers():
         moved = not torch.equal(buffer, seen.before[name])
         if moved and torch.equal(seen.after[name], seen.before[name]):
             return f"the model replaces its buffer {name!r} rather than writing to it"
-        if buffer.is_floating_point() and not _near(buffer, seen.after[name], 0.0):
+        if buffer.is_floating_point() and not _near(buffer, seen.after[name], tolerance):
             return f"the model writes something else into its buffer {name!r} when it is mapped"
     return None
 
 
-def _near(alone: Tensor, mapped: Tensor, largest: float) -> bool:
-    """Equal up to rounding, by the norm of the difference; `largest` is that of the largest of several gradients.
-
-    The tolerance is coarse where products are in TF32: rounding then changes the sign of a few activations.
-    """
-    if alone.dtype == torch.float64:
-        tolerance = 1e-6
-    else:
-        tolerance = 0.2 if alone.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 1e-2
+def _near(alone: Tensor, mapped: Tensor, tolerance: float, largest: float = 0.0) -> bool:
+    """Equal up to rounding, by the norm of the difference; `largest` is that of the largest of several gradients."""
     return float((alone - mapped).norm()) <= tolerance * (float(alone.norm()) + 0.1 * largest) + 1e-5
+
+
+def _tolerance(logits: Tensor) -> float:
+    """What rounding may change, relative to the size of a tensor, in a model with these logits.
+
+    A buffer may be more precise than what is written into it, so its own type says nothing. The tolerance is coarse
+    where products are in TF32: rounding then changes the sign of a few activations.
+    """
+    if logits.dtype == torch.float64:
+        return 1e-6
+    return 0.2 if logits.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 1e-2
 
 
 def _state(section: Section) -> dict[str, Tensor]:

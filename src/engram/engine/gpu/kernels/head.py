@@ -257,7 +257,7 @@ def write_sums(
     """Add a batch to the sums of N models, which change in place, and keep its features.
 
     With TF32 the features are rounded first. A covariance, the difference of a second moment and a product of sums, is
-    then that of the rounded features, and loses nothing.
+    then that of the rounded features, up to the rounding of sums in float32.
 
     Args:
         psi: ψ (N, B, k), in any layout.
