@@ -12,6 +12,7 @@ import pytest
 
 from builders import refusal, small_digits
 from engram import preset
+from engram.config.effect import has_effect
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import CHOOSING
 from engram.data.samples import Dataset
@@ -80,8 +81,14 @@ def test_on_rung_4_every_head_has_its_rate_its_strength_and_one_knob() -> None:
 
 def test_the_knobs_start_at_what_the_heads_have_otherwise() -> None:
     for head, axis in ladder.KNOBS.items():
-        if head != "steady":  # whose settings are those of the form
-            assert getattr(preset("split-mnist", head), axis.name) == axis.value(0)
+        assert getattr(preset("split-mnist", head), axis.name) == axis.value(0)
+
+
+@pytest.mark.parametrize("benchmark", PAPER_BENCHMARKS)
+def test_all_that_is_searched_has_an_effect(benchmark: str) -> None:
+    for each in (*ladder.with_own_strength(benchmark), *ladder.with_one_budget(benchmark)):
+        for axis in each.axes:
+            assert has_effect(axis.name, each.config), (each.label, axis.name)
 
 
 # --- a small one

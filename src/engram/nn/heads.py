@@ -79,8 +79,8 @@ def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoft
 @HEADS.register(
     "steady",
     listed=False,
-    settings="alpha head_init",
-    preset={"protect": "in-force"},
+    settings="alpha alpha_init head_init",
+    preset={"protect": "in-force", "alpha_init": 0.1},
 )
 def steady(
     in_features: int,

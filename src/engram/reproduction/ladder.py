@@ -38,7 +38,7 @@ KNOBS = {
     "matched": Axis("head_gain", 1.0, 3.0),
     "dhp": Axis("alpha_init", 0.01, 5.0),
     "dhp-uniform": Axis("alpha_init", 0.01, 5.0),
-    "steady": Axis("trace_scale", 2.0, 3.0),
+    "steady": Axis("alpha_init", 0.1, 5.0),
     "hebbian-softmax": Axis("rare_until", 500.0, 5.0),
     "fast-weights": Axis("num_keys", 64, 2.0, whole=True),
     "neuromodulated": Axis("alpha_init", 0.01, 5.0),
