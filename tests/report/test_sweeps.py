@@ -184,7 +184,9 @@ def test_the_verdict_is_the_best_point_with_its_interval_and_what_it_cannot_be_t
         "si: `strength 1` is the only point, with 82.00% (95% interval 77.03 to 86.97, 3 trials)."
     )
     assert verdict(points([0.82], trials=1)) == "si: `strength 1` is the only point, with 82.00% (1 trial)."
-    assert "In the trials that both ran, 9 other points cannot" in verdict(points(*[BEST] * 10))
+    assert "both ran, `strength 2`, `strength 3`, `strength 4` and 6 others cannot be told apart" in verdict(
+        points(*[BEST] * 10)
+    )
 
 
 def test_the_verdict_compares_in_shared_trials_and_not_by_means() -> None:
@@ -272,6 +274,18 @@ def test_a_failed_point_is_a_cross_at_the_bottom_and_does_not_stretch_the_scale(
     assert cross.get_xdata()[0] == 10
     assert "×: failed" in drawing.figure.get_suptitle()
     assert len(drawing.rows) == 6
+
+
+def test_many_settings_are_drawn_in_rows(tmp_path: Path) -> None:
+    run = read_run(write_sweep(tmp_path))
+    for names, shape in ((["strength", "eta", "xi"], (1, 3)), (["strength", "eta", "xi", "hidden", "epochs"], (3, 2))):
+        run.about["axes"] = [f"{name}=1" for name in names]
+        drawing = next(drawing for drawing in draw_run(run) if drawing.name == "sweep")
+        panels = [axes for axes in drawing.figure.axes if axes.axison]
+        assert [axes.get_xlabel() for axes in panels] == names
+        assert drawing.figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == shape
+        assert drawing.columns[1 : 1 + len(names)] == tuple(names)
+        assert [text.get_text() for text in panels[1].get_xticklabels()] == ["0.001"], "the only value"
 
 
 def test_hollow_points_of_an_unfinished_sweep_are_not_called_dropped(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from engram.config.presets import with_scenario
 from engram.config.settings import Config
-from engram.report.layout import MOST_NAMED, Table, count, number
+from engram.report.layout import Table, count, number
 from engram.report.tables import difference_cells, tables_of, with_error
 from engram.runs import metrics
 from engram.runs.result import Result
@@ -18,6 +18,7 @@ from engram.runs.sweep.axes import written
 from engram.runs.sweep.points import CHANCE, GENERATION, Tried, described
 
 MOST_ROWS = 20  # rows in the table; points.csv has all points
+MOST_LISTED = 3  # points that a verdict names
 
 
 def is_sweep(run: Run) -> bool:
@@ -35,15 +36,21 @@ def tried_in(run: Run) -> dict[str, list[Tried]]:
         for method, tried in tried_in(read_run("sweeps/split-mnist")).items():
             print(sweep_table(tried).to_text())
     """
+    found: dict[str, list[Tried]] = {}
+    for tried in _tried_by_label(run).values():
+        found.setdefault(tried.config.method, []).append(tried)
+    return found
+
+
+def _tried_by_label(run: Run) -> dict[str, Tried]:
     names = [str(axis).partition("=")[0] for axis in run.about["axes"]]
     bases = {base["method"]: base for base in run.about["bases"]}
-    found: dict[str, list[Tried]] = {}
-    for result in run.results.values():
+    found = {}
+    for label, result in run.results.items():
         base = bases[result.config.method]
         config = result.config.replace(trials=base["trials"], first_trial=base.get("first_trial", 0))
-        tried = Tried({name: getattr(config, name) for name in names}, config)
-        tried.add(result)
-        found.setdefault(config.method, []).append(tried)
+        found[label] = Tried({name: getattr(config, name) for name in names}, config)
+        found[label].add(result)
     return found
 
 
@@ -173,10 +180,9 @@ def verdict(tried: Sequence[Tried], finished: bool = True) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """As in a sentence: "a, b and c". Of many, how many they are."""
-    if len(names) > MOST_NAMED:
-        return f"{len(names)} other points"
-    points = [f"`{name}`" for name in names]
+    """As in a sentence: "a, b and c", or "a, b, c and 7 others"."""
+    points = [f"`{name}`" for name in names[:MOST_LISTED]]
+    points += [count(len(names) - MOST_LISTED, "other")] if len(names) > MOST_LISTED else []
     return " and ".join([", ".join(points[:-1]), points[-1]] if points[1:] else points)
 
 
@@ -239,7 +245,11 @@ def best_results(run: Run) -> dict[str, Result]:
     """The Results of the best point of each method so far; of a run that is not a sweep, all of them."""
     if not is_sweep(run):
         return run.results
-    return {label: run.results[label] for label in (ranking(own)[0].label for own in tried_in(run).values())}
+    best: dict[str, str] = {}
+    tried = _tried_by_label(run)
+    for each in ranking(list(tried.values())):
+        best.setdefault(each.config.method, next(label for label in tried if tried[label] is each))
+    return {label: run.results[label] for label in tried if label in best.values()}
 
 
 def points_csv(tried: Sequence[Tried]) -> str:

@@ -28,6 +28,7 @@ from engram.runs.result import Result
 from engram.runs.sweep.points import Tried
 
 Results = Mapping[str, Result]
+MOST_PANELS = 3  # in a row
 LOGARITHMIC = 20  # an axis is logarithmic where the largest value is more than this times the smallest
 
 
@@ -140,8 +141,13 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried], finished: bool
     """
     names = list(tried[0].point)
     methods = list(dict.fromkeys(each.config.method for each in tried))
-    figure = new_figure(WIDTH, 3.2)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    columns = len(names) if len(names) <= MOST_PANELS else 2
+    lines = -(-len(names) // columns)
+    figure = new_figure(WIDTH, 0.9 + 2.3 * lines)
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    panels = list(grid.flat)[: len(names)]
+    for axes in list(grid.flat)[len(names) :]:
+        axes.set_axis_off()
     rows: list[tuple[Cell, ...]] = []
     handles: dict[str, Any] = {}
     for axes, name in zip(panels, names, strict=True):
@@ -177,7 +183,7 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried], finished: bool
             axes.set_xlim(-0.5, len(labels) - 0.5)
         elif min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC:
             axes.set_xscale("log")
-        tidy(axes, name, "average accuracy, %" if axes is panels[0] else "")
+        tidy(axes, name, "average accuracy, %" if axes in grid[:, 0] else "")
     config = tried[0].config
     hollow = "dropped early" if finished else "fewer trials so far"
     marks = [f"hollow: {hollow}"] * any(not each.finished for each in tried)
@@ -207,8 +213,8 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried], finished: bool
 
 
 def _positions(values: Sequence[Any]) -> tuple[list[float], list[str]]:
-    """Where values are drawn: numbers at their position, others side by side, with labels."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    """Where values are drawn: numbers at their position, others, or a single number, side by side, with labels."""
+    if len(set(values)) > 1 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [float(value) for value in values], []
     texts = [str(list(value)) if isinstance(value, tuple) else str(value) for value in values]
     kinds = list(dict.fromkeys(texts))

@@ -117,6 +117,7 @@ footer { margin-top: 4rem; padding-bottom: 3rem; color: var(--soft); font-size: 
   details::details-content { content-visibility: visible; display: block; height: auto; }
   table, details table { font-size: 8pt; }
   thead th { font-size: inherit; }
+  tbody th { white-space: normal; }
   table.dense { font-size: 6pt; }
   th, td, details th, details td { padding: .7mm 0 .7mm 2.2mm; }
 }
