@@ -170,4 +170,4 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
     print_line(console, f"`engram report {shlex.quote(str(folder))}` makes a page of them.")
     if (folder / STUDY).is_file():
         address = shlex.quote(f"sqlite:///{folder / STUDY}")
-        print_line(console, f"`optuna-dashboard {address}` shows the search (pip install optuna-dashboard).")
+        print_line(console, f"`optuna-dashboard {address}` shows the search, if that package is installed.")

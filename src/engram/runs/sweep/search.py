@@ -7,7 +7,6 @@ what is missing, and writes again what says something else. So the file may be r
 
 from __future__ import annotations
 
-import sqlite3
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,6 +89,8 @@ def save_studies(
 def _save_studies(
     path: Path, axes: Sequence[Axis], proposed: Sequence[Sequence[Tried]], about: Mapping[str, str]
 ) -> None:
+    import sqlite3  # late, since some builds of Python lack it, and a grid does not need it
+
     optuna = _import_optuna()
     # Not by an address, in which some characters of a path have a meaning.
     options = {"creator": lambda: sqlite3.connect(path)}
