@@ -2,9 +2,10 @@
 
     python tools/kill.py --kills 50
 
-Four commands are killed with SIGKILL: a run, a run in several stacks, a sweep, and a report. Each is started again with
-what a person would type (`engram run --resume`, or the same command) until it finishes. Then every number must be that
-of the undisturbed command; and after every kill, everything that was complete before must still be there, unchanged.
+Five commands are killed with SIGKILL: a run, a run in several stacks, a sweep, a search, and a report. Each is started
+again with what a person would type (`engram run --resume`, or the same command) until it finishes. Then every number
+must be that of the undisturbed command; and after every kill, everything that was complete before must still be there,
+unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import optuna
 from rich.progress import track
 
 from engram.common.errors import InputError
 from engram.runs.run import find_runs, read_run
+from engram.runs.sweep.search import STUDY
 
 SOURCE = Path(__file__).parents[1] / "src"
 SMALL = ["--dataset", "mnist-small", "--epochs", "2", "--set", "hidden=[16]", "--set", "max_samples=2000",
@@ -101,18 +104,37 @@ def a_run(stack: int | None) -> Work:
     return Work("run" if stack is None else "run in stacks", start, resume, finished, final, tasks_learned)
 
 
-def a_sweep() -> Work:
+def studies(folder: Path) -> State:
+    """What Optuna finds in the file of a search."""
+    if not (folder / STUDY).exists():
+        return {}
+    storage = f"sqlite:///{folder / STUDY}"
+    found: State = {}
+    for name in optuna.get_all_study_names(storage):
+        for trial in optuna.load_study(study_name=name, storage=storage).trials:
+            numbers = trial.state, trial.params, trial.values, trial.intermediate_values
+            found[f"{STUDY} {name} {trial.number}"] = repr(numbers)
+    return found
+
+
+def a_sweep(search: bool) -> Work:
     def command(folder: Path) -> list[str]:
         axes = ["--grid", "strength=0.1,1,10,100,1000"]
+        if search:
+            axes = ["--search", "strength=0.1..1000:log", "--points", "12"]
         return ["sweep", "split-mnist", "--methods", "dhp+si", "--trials", "3", *axes, *SMALL, "--out", str(folder)]
 
     def final(folder: Path) -> State:
-        return digests(folder, "*.csv", "*.toml", "*.png", "runs/*/results.json", "runs/*/dynamics.csv")
+        files = digests(folder, "*.csv", "*.toml", "*.png", "runs/*/results.json", "runs/*/dynamics.csv")
+        return {**files, **studies(folder)}
 
     def finished(folder: Path) -> bool:
         return (folder / "best-dhp+si.toml").exists()
 
-    return Work("sweep", command, command, finished, final, tasks_learned)
+    def complete(folder: Path) -> State:
+        return {**tasks_learned(folder), **studies(folder)}
+
+    return Work("search" if search else "sweep", command, command, finished, final, complete)
 
 
 def a_report(run: Path) -> Work:
@@ -197,13 +219,13 @@ def differences(work: Work, folder: Path, expected: State) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill Engram at random moments, and check that nothing is lost.")
-    parser.add_argument("--kills", type=int, default=50, help="in all, over run, sweep and report")
+    parser.add_argument("--kills", type=int, default=50, help="in all, over run, sweep, search and report")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     options = parser.parse_args()
     draw = random.Random(options.seed)
     folder = Path(tempfile.mkdtemp(prefix="engram-kill-"))
-    works = [a_run(None), a_run(2), a_sweep(), a_report(folder / "run" / "undisturbed")]
-    counts = [options.kills * tenths // 10 for tenths in (3, 2, 3)]
+    works = [a_run(None), a_run(2), a_sweep(False), a_sweep(True), a_report(folder / "run" / "undisturbed")]
+    counts = [options.kills * tenths // 10 for tenths in (3, 2, 2, 2)]
     faults: list[str] = []
     for work, kills in zip(works, [*counts, options.kills - sum(counts)], strict=True):
         (folder / work.name).mkdir()

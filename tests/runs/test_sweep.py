@@ -5,8 +5,12 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from builders import small_digits
 from engram import InputError, Progress, preset
@@ -18,8 +22,9 @@ from engram.report.sweep_table import on_what, sweep_tables
 from engram.runs import metrics
 from engram.runs.run import open_runs, read_run
 from engram.runs.sweep.axes import Choice, Range, check_axes, parse_axis, parse_choice
-from engram.runs.sweep.points import Search, Tried, best_of, grid, num_survivors, rungs, survivors
+from engram.runs.sweep.points import Tried, best_of, grid, num_survivors, rungs, survivors
 from engram.runs.sweep.run import Plan, run_sweep
+from engram.runs.sweep.search import Search
 
 # --- what is swept
 
@@ -113,6 +118,51 @@ def test_more_points_need_more_certainty() -> None:
     assert survivors(few) == ["a", "b"]
     many = few | {f"worse {k}": [0.1, 0.1, 0.1] for k in range(3)}
     assert survivors(many) == ["a", "b", "c"]
+
+
+def test_the_order_of_the_trials_does_not_break_a_tie() -> None:
+    """b and c have the same scores in another order, and the sum of one order is smaller in its last digit."""
+    b, c = [0.1, 0.2, 0.3], [0.3, 0.2, 0.1]
+    assert np.mean(c) < np.mean(b)
+    scores = {"a": [0.9, 0.91, 0.9], "b": b, "c": c, "d": [0.0, 0.0, 0.0]}
+    assert survivors(scores) == ["a", "b", "c"]
+
+
+def test_a_dropped_point_is_clearly_worse_than_each_of_several_best() -> None:
+    """a and b are equally good; d follows b up and down, so only the comparison with b is certain."""
+    scores = {"a": [0.5, 0.9, 0.7], "b": [0.9, 0.5, 0.7], "c": [0.6, 0.9, 0.55], "d": [0.8, 0.4, 0.6]}
+    shuffled = {name: scores[name] for name in "bdca"}
+    assert survivors(scores) == ["a", "b", "c", "d"]
+    assert set(survivors(shuffled)) == set(survivors(scores)), "and their order does not matter"
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda trials: st.lists(
+            st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.7, 0.9]), min_size=trials, max_size=trials),
+            min_size=1,
+            max_size=9,
+        )
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_dropped_is_clearly_worse_and_no_tie_and_had_more_than_one_trial(
+    points: list[list[float]], random: Random
+) -> None:
+    scores = dict(enumerate(points))
+    kept = survivors(scores)
+    assert len(kept) >= num_survivors(len(points))
+    best = max(scores.values(), key=sum)
+    least = sorted(map(sum, points), reverse=True)[num_survivors(len(points)) - 1]
+    for name in scores.keys() - set(kept):
+        own = scores[name]
+        assert len(own) > 1
+        assert metrics.paired_difference(own, best).high < 0
+        assert sum(own) < least - 1e-9, "it does not tie with any of the better third"
+        assert own not in [scores[other] for other in kept]
+    names = list(scores)
+    random.shuffle(names)
+    assert set(survivors({name: scores[name] for name in names})) == set(kept)
 
 
 def test_points_are_compared_in_the_trials_that_both_have() -> None:

@@ -153,6 +153,7 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
     from engram.report.sweep_table import on_what, points_csv, sweep_table, to_run
     from engram.runs.display import print_line
     from engram.runs.sweep.points import best_of
+    from engram.runs.sweep.search import STUDY
 
     write_atomically(folder / "points.csv", points_csv(tried))
     of_method = {base.method: [each for each in tried if each.config.method == base.method] for base in plan.bases}
@@ -166,3 +167,7 @@ def _finish(plan: Plan, tried: list[Tried], folder: Path, console: Console) -> N
         line = f"`engram run {shlex.quote(str(path))}` runs the best {on_what(best[method].config, config)}."
         print_line(console, line)
     print_line(console, f"All points are in {folder / 'points.csv'}, and drawn in {folder / 'sweep.png'}.")
+    print_line(console, f"`engram report {shlex.quote(str(folder))}` makes a page of them.")
+    if (folder / STUDY).is_file():
+        address = shlex.quote(f"sqlite:///{folder / STUDY}")
+        print_line(console, f"`optuna-dashboard {address}` shows the search, if that package is installed.")

@@ -108,7 +108,7 @@ def draw_run(run: Run) -> list[Drawing]:
     tried = tried_in(run)
     every = [each for own in tried.values() for each in own if each.scores]
     best = {method: ranking(own)[0] for method, own in tried.items()}
-    return [*([draw_sweep(every, best)] if every else []), *draw(best_results(run))]
+    return [*([draw_sweep(every, best, run.finished)] if every else []), *draw(best_results(run))]
 
 
 def draw_all(results: Mapping[str, Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:

@@ -28,6 +28,7 @@ from engram.runs.result import Result
 from engram.runs.sweep.points import Tried
 
 Results = Mapping[str, Result]
+MOST_PANELS = 3  # in a row
 LOGARITHMIC = 20  # an axis is logarithmic where the largest value is more than this times the smallest
 
 
@@ -123,23 +124,30 @@ def _usual(result: Result, setting: str) -> float | None:
     return usual
 
 
-def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
+def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried], finished: bool = True) -> Drawing:
     """The accuracy of every point against each of its settings.
 
     Trials differ more than settings do, and not all points ran all trials. So the best point of a method is drawn at
-    its mean over all its trials, and every other one as far from it as it was in the trials that both ran.
+    its mean over all its trials, and every other one as far from it as it was in the trials that both ran. A point that
+    failed is a cross at the bottom, since a scale that goes down to 0 would hide the differences of the others.
 
     Args:
         tried: every point of a sweep, of all methods.
         best: the best point of each method.
+        finished: whether the sweep is; if not, points with fewer trials may still get more.
 
     Example:
         draw_sweep(tried, {"si": best_of(tried)}).to_bytes("png")
     """
     names = list(tried[0].point)
     methods = list(dict.fromkeys(each.config.method for each in tried))
-    figure = new_figure(WIDTH, 3.2)
-    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    columns = len(names) if len(names) <= MOST_PANELS else 2
+    lines = -(-len(names) // columns)
+    figure = new_figure(WIDTH, 0.9 + 2.3 * lines)
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    panels = list(grid.flat)[: len(names)]
+    for axes in list(grid.flat)[len(names) :]:
+        axes.set_axis_off()
     rows: list[tuple[Cell, ...]] = []
     handles: dict[str, Any] = {}
     for axes, name in zip(panels, names, strict=True):
@@ -150,36 +158,45 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
             behind = metrics.paired_difference(each.scores, leader.scores)
             error = metrics.estimate(each.scores) if each is leader else behind
             colour = colour_of_method(each.config.method)
-            drawn = axes.errorbar(
-                position,
-                100 * (leader.mean + behind.mean),
-                yerr=None if error.num_trials < 2 else 100 * error.sem,
-                fmt="o" if each.config.plastic else "s",
-                ms=4,
-                lw=1,
-                color=colour,
-                mfc=colour if each.finished else "none",
-                zorder=3 if each.finished else 2,
-                label=each.config.method,
-            )
-            if each.finished:
-                handles.setdefault(each.config.method, drawn)
+            at, line = 100 * (leader.mean + behind.mean), {"color": colour, "label": each.config.method}
+            if each.failed:
+                axes.plot(position, 0.03, "x", ms=5, mew=1.2, transform=axes.get_xaxis_transform(), **line)
+            else:
+                drawn = axes.errorbar(
+                    position,
+                    at,
+                    yerr=None if error.num_trials < 2 else 100 * error.sem,
+                    fmt="o" if each.config.plastic else "s",
+                    ms=4,
+                    lw=1,
+                    mfc=colour if each.finished else "none",
+                    zorder=3 if each.finished else 2,
+                    **line,
+                )
+                if each.finished:
+                    handles.setdefault(each.config.method, drawn)
             if name == names[0]:
                 cells = [str(each.point[n]) for n in names]
-                drawn_at = (100 * (leader.mean + behind.mean), 100 * error.sem, 100 * behind.mean)
-                rows.append((each.config.method, *cells, *drawn_at, behind.num_trials))
+                rows.append((each.config.method, *cells, at, 100 * error.sem, 100 * behind.mean, behind.num_trials))
         if labels:
             axes.set_xticks(range(len(labels)), labels)
+            axes.set_xlim(-0.5, len(labels) - 0.5)
         elif min(positions) > 0 and max(positions) / min(positions) > LOGARITHMIC:
             axes.set_xscale("log")
-        tidy(axes, name, "average accuracy, %" if axes is panels[0] else "")
+        tidy(axes, name, "average accuracy, %" if axes in grid[:, 0] else "")
     config = tried[0].config
-    figure.suptitle(
-        f"{with_scenario(config.benchmark, config)} ({config.dataset}); hollow: dropped early", fontsize=MEDIUM
-    )
+    hollow = "dropped early" if finished else "fewer trials so far"
+    marks = [f"hollow: {hollow}"] * any(not each.finished for each in tried)
+    marks += ["×: failed"] * any(each.failed for each in tried)
+    title = f"{with_scenario(config.benchmark, config)} ({config.dataset})"
+    figure.suptitle("; ".join([title, *marks]), fontsize=MEDIUM)
     legend_below(figure, list(handles.values()))
     numbers = [
-        (*(str(cell) for cell in row[: 1 + len(names)]), *(number(float(cell), 2) for cell in row[1 + len(names) : -1]))
+        (
+            *(str(cell) for cell in row[: 1 + len(names)]),
+            *(number(float(cell), 2) for cell in row[1 + len(names) : -1]),
+            str(row[-1]),
+        )
         for row in rows
     ]
     return Drawing(
@@ -187,17 +204,17 @@ def draw_sweep(tried: Sequence[Tried], best: Mapping[str, Tried]) -> Drawing:
         "What was tried",
         "Average accuracy after the last task. The best point of each method is at its mean over all trials, with one "
         "standard error; the others are as far from it as in the trials that both ran, with the standard error of that "
-        "difference. Hollow points were dropped early.",
+        f"difference. Hollow points: {hollow}. Crosses at the bottom: all trials failed.",
         figure,
         ("method", *names, "accuracy %", "SEM", "minus best", "trials"),
         rows,
-        Table("Final average accuracy in %", ("method", *names, "accuracy %", "SEM", "minus best"), numbers),
+        Table("Final average accuracy in %", ("method", *names, "accuracy %", "SEM", "minus best", "trials"), numbers),
     )
 
 
 def _positions(values: Sequence[Any]) -> tuple[list[float], list[str]]:
-    """Where values are drawn: numbers at their position, others side by side, with labels."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    """Where values are drawn: numbers at their position, others, or a single number, side by side, with labels."""
+    if len(set(values)) > 1 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [float(value) for value in values], []
     texts = [str(list(value)) if isinstance(value, tuple) else str(value) for value in values]
     kinds = list(dict.fromkeys(texts))

@@ -49,6 +49,9 @@ h2 { margin: 4rem 0 1.25rem; padding-bottom: .5rem; border-bottom: 1px solid var
   font-size: 1.5rem; font-weight: 650; line-height: 1.25; letter-spacing: -.01em; }
 h3 { margin: 0 0 .5rem; font-size: 1.0625rem; font-weight: 600; line-height: 1.35; }
 p { max-width: 42rem; }
+.verdict { margin: 1.5rem 0; max-width: 48rem; font-size: 1.125rem; overflow-wrap: anywhere; }
+.verdict + .verdict { margin-top: -.5rem; }
+.verdict code { font-size: 1em; }
 a { color: var(--accent); text-underline-offset: .15em; }
 nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0; padding: 0; list-style: none; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: 1rem 1.5rem;
@@ -92,7 +95,8 @@ footer { margin-top: 4rem; padding-bottom: 3rem; color: var(--soft); font-size: 
 @media (max-width: 40rem) {
   h2 { margin-top: 3rem; }
   th, td { padding-left: 1rem; }
-  tbody th { position: sticky; left: 0; background: var(--paper); padding-right: .5rem; }
+  tbody th { position: sticky; left: 0; background: var(--paper); padding-right: .5rem; white-space: normal;
+    min-width: 7rem; max-width: 45vw; overflow-wrap: anywhere; }
 }
 @media print {
   :root { color-scheme: light; --paper: #ffffff; --ink: #000000; --soft: #444444; --line: #cccccc; --faint: #f5f5f5;
@@ -113,6 +117,7 @@ footer { margin-top: 4rem; padding-bottom: 3rem; color: var(--soft); font-size: 
   details::details-content { content-visibility: visible; display: block; height: auto; }
   table, details table { font-size: 8pt; }
   thead th { font-size: inherit; }
+  tbody th { white-space: normal; }
   table.dense { font-size: 6pt; }
   th, td, details th, details td { padding: .7mm 0 .7mm 2.2mm; }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -17,22 +18,33 @@ from engram.report.html.page import (
     Section,
     code,
     facts,
+    figure,
     figures,
     heading,
     notice,
+    paragraph,
     render,
     side_by_side,
     table,
 )
 from engram.report.layout import Table, count, gathered, in_short
 from engram.report.pairs import baseline_label, has_paper_data
-from engram.report.sweep_table import best_results, is_sweep, run_tables
+from engram.report.sweep_table import (
+    best_results,
+    how_searched,
+    is_sweep,
+    run_tables,
+    sweep_tables,
+    tried_in,
+    verdict,
+)
 from engram.report.tables import diverged, final, unfinished
 from engram.runs.result import Result
 from engram.runs.run import Run
 
 Results = Mapping[str, Result]
 NOT_SETTINGS = ("benchmark", "method")
+MOST_POINTS = 100  # of each method of a sweep, in the table of its page
 
 
 def run_page(run: Run) -> str:
@@ -44,6 +56,8 @@ def run_page(run: Run) -> str:
     Example:
         Path("report.html").write_text(run_page(read_run("runs/demo")), encoding="utf-8")
     """
+    if is_sweep(run):
+        return _sweep_page(run)
     missing = missing_from_run(run)
     config = next(iter(run.configs.values()))
     sections = [
@@ -52,12 +66,50 @@ def run_page(run: Run) -> str:
         Section("settings", "Settings and versions", made_with(run)),
     ]
     return render(
-        "Engram, report of a sweep" if is_sweep(run) else "Engram, report of a run",
+        "Engram, report of a run",
         with_scenario(title_of(config.benchmark), config),
         f"How well each method still knows {_tasks(run.results)} of {config.dataset} after learning them in turn.",
         [facts(_facts(run)), notice("What is missing", missing)],
         sections,
     )
+
+
+def _sweep_page(run: Run) -> str:
+    """Which settings are best, everything that was tried, how it was searched, and how to repeat it."""
+    missing = missing_from_run(run)
+    config = next(iter(run.configs.values()))
+    tried, best = ([each for each in draw_run(run) if (each.name == "sweep") == is_sweep] for is_sweep in (True, False))
+    made = made_with(run)
+    tables = table_blocks(sweep_tables(run, MOST_POINTS, "the numbers of the picture"), missing)
+    sections = [
+        Section("points", "All points", [*(figure(each, f"figure-{each.name}") for each in tried), *tables]),
+        Section("search", "How it was searched", [paragraph(text) for text in how_searched(run)]),
+        Section("best", "The best points", [figures(best, "figure")]),
+        Section("repeat", "How to repeat it", [*made[:-1], *_best_runs(run), made[-1]]),
+    ]
+    methods = ", ".join(tried_in(run))
+    return render(
+        "Engram, report of a sweep",
+        with_scenario(title_of(config.benchmark), config),
+        f"Which settings of {methods} are best for {_tasks(run.results)} of {config.dataset}, learned in turn.",
+        [*verdict_blocks(run), facts(_facts(run)), notice("What is missing", missing)],
+        sections,
+    )
+
+
+def verdict_blocks(run: Run) -> list[Html]:
+    """What a sweep found, in a paragraph for each method; nothing for a run that is not a sweep."""
+    found = tried_in(run).values() if is_sweep(run) else ()
+    return [paragraph(verdict(tried, run.finished), "verdict") for tried in found]
+
+
+def _best_runs(run: Run) -> list[Html]:
+    """The commands that run the best points, as far as their settings were written."""
+    files = [run.path / f"best-{method}.toml" for method in tried_in(run)]
+    commands = [f"engram run {shlex.quote(str(file))}" for file in files if file.is_file()]
+    if not commands:
+        return []
+    return [heading("The best points, on the test samples and with the preset's seed"), code("\n".join(commands))]
 
 
 def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -77,7 +129,7 @@ def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str]
     sections = []
     for k, (name, run) in enumerate(with_results.items(), start=1):
         missing = missing_from_run(run)
-        blocks = [notice("What is missing", missing), *table_blocks(run_tables(run), missing)]
+        blocks = [*verdict_blocks(run), notice("What is missing", missing), *table_blocks(run_tables(run), missing)]
         blocks += [figures(draw_run(run), f"run-{k}"), *made_with(run)]
         sections.append(Section(f"run-{k}", name, blocks))
     lead = f"{count(len(with_results), 'run')}: how well each method still knows its tasks after learning them in turn."
@@ -224,7 +276,13 @@ def _facts(run: Run) -> dict[str, str]:
         "trials": str(max(len(result.accuracy) for result in results.values())),
         "tasks": str(max(result.config.num_tasks for result in results.values())),
     }
-    if measured:
+    if is_sweep(run):
+        tried = [each for own in tried_in(run).values() for each in own]
+        failed = sum(each.failed for each in tried)
+        dropped = sum(not (each.finished or each.failed) for each in tried) if run.finished else 0
+        counts = {"points": len(tried), "dropped": dropped, "failed": failed}
+        found = {name: str(number) for name, number in counts.items() if number} | found
+    elif measured:
         best = max(measured, key=lambda label: measured[label])
         found[f"highest: {best}"] = f"{100 * measured[best]:.1f}%"
     if device := device_of(run.about):

@@ -1,16 +1,15 @@
 """The points of a sweep: which it tries, which of them get more trials, and their scores. Reading needs no PyTorch.
 
-Points come from a grid, or are proposed by Optuna. After a third of the trials, and not before three of them, those
-points are dropped that are clearly worse than the best in the same trials. The steps are trials and not tasks: what a
-network knows after half of its tasks says little about what it will have forgotten after all of them, while each trial
-is a complete measurement.
+Points come from a grid, or are proposed by Optuna (`search.py`). After a third of the trials, and not before three of
+them, those points are dropped that are clearly worse than the best in the same trials. The steps are trials and not
+tasks: what a network knows after half of its tasks says little about what it will have forgotten after all of them,
+while each trial is a complete measurement.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -18,11 +17,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from engram.common.errors import InputError
-from engram.config.settings import Config, as_setting
+from engram.config.settings import Config
 from engram.runs import metrics
 from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
-from engram.runs.sweep.axes import Axis, Choice, Range, written
+from engram.runs.sweep.axes import Choice, written
 
 Name = TypeVar("Name")
 Point = dict[str, Any]  # settings by name
@@ -33,6 +32,7 @@ FEWEST = 2  # points that are never dropped, so that the best has one to compare
 FEWEST_TRIALS = 3  # before any point is dropped: one trial has no error, and two have an interval that says nothing
 CHANCE = 0.05  # that a point is dropped that is as good as the best
 DIGITS = 5  # digits of an accuracy; a hundred times finer than a sample
+MEAN_DIGITS = 10  # digits of a mean of them over tasks and trials
 
 
 def described(point: Mapping[str, Any]) -> str:
@@ -55,19 +55,25 @@ class Tried:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.scores)) if self.scores else math.nan
+        return mean_score(self.scores)
 
     @property
     def finished(self) -> bool:
         """Whether it had all trials, and was not dropped."""
         return len(self.scores) == self.config.trials
 
+    @property
+    def failed(self) -> bool:
+        """Whether every trial that it had diverged, or failed for another reason."""
+        return bool(self.scores) and self.num_diverged == len(self.scores)
+
     def add(self, result: Result) -> None:
-        """Add the scores of more of its trials, up to the first unfinished one: scores are paired by position."""
+        """Add the scores of more of its trials, up to the first that is missing: scores are paired by position."""
         finals = metrics.average_accuracy(_rounded(result.accuracy))[:, -1]
         diverged = {divergence.trial: divergence for divergence in result.diverged}
         for trial, value in zip(result.trials, finals, strict=True):
-            if np.isnan(value) and trial not in diverged:
+            is_next = trial == self.config.first_trial + len(self.scores)  # not so where a file lost its entry
+            if not is_next or (np.isnan(value) and trial not in diverged):
                 break
             self.scores.append(0.0 if np.isnan(value) else float(value))
             if np.isnan(value):
@@ -78,6 +84,16 @@ class Tried:
 def _rounded(accuracy: Array) -> Array:
     """To five digits, so that the same points survive on every device."""
     return np.array([round(value, DIGITS) for value in accuracy.ravel().tolist()]).reshape(accuracy.shape)
+
+
+def mean_score(scores: Sequence[float]) -> float:
+    """The mean over trials, without the last digits, which depend on the order of the trials and would break ties.
+
+    Example:
+        >>> mean_score([0.1, 0.2, 0.3]) == mean_score([0.3, 0.2, 0.1])
+        True
+    """
+    return round(float(np.mean(scores)), MEAN_DIGITS) if len(scores) else math.nan
 
 
 def best_of(tried: Sequence[Tried]) -> Tried:
@@ -103,7 +119,7 @@ def survivors(scores: Mapping[Name, Sequence[float]]) -> list[Name]:
 
     A point is clearly worse than the best if a t test of their differences, in the trials that both have, says so. The
     chance to drop any point that is as good as the best is CHANCE, shared by all others. No point is dropped that ties
-    with one of the better third.
+    with one of the better third. Where several points are the best, one that is dropped is clearly worse than each.
 
     Args:
         scores: of the trials of each point.
@@ -112,16 +128,17 @@ def survivors(scores: Mapping[Name, Sequence[float]]) -> list[Name]:
         >>> survivors({"a": [0.9, 0.8, 0.9], "b": [0.8, 0.9, 0.9], "c": [0.7, 0.9, 0.8], "d": [0.1, 0.1, 0.2]})
         ['a', 'b', 'c']
     """
-    means = {name: float(np.mean(own)) for name, own in scores.items()}
+    means = {name: mean_score(own) for name, own in scores.items()}
     ranked = sorted(means, key=lambda name: -means[name])
     if len(ranked) < 2:
         return ranked
-    best, least = ranked[0], means[ranked[num_survivors(len(ranked)) - 1]]
+    best = [scores[name] for name in ranked if means[name] == means[ranked[0]]]
+    least = means[ranked[num_survivors(len(ranked)) - 1]]
     chance = CHANCE / (len(ranked) - 1)
     return [
         name
         for name, own in scores.items()
-        if means[name] >= least or not _is_below(metrics.paired_difference(own, scores[best]), chance)
+        if means[name] >= least or not all(_is_below(metrics.paired_difference(own, leader), chance) for leader in best)
     ]
 
 
@@ -167,54 +184,3 @@ class Grid:
 
     def add_scores(self, scores: Sequence[Sequence[float]], finished: Sequence[bool]) -> None:
         pass
-
-
-class Search:
-    """Points by Optuna's tree of Parzen estimators. The same seed and the same scores give the same points."""
-
-    def __init__(self, axes: Sequence[Axis], num_points: int, seed: int):
-        self.optuna = _import_optuna()
-        self.axes = list(axes)
-        self.left = num_points
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that an argument is experimental
-            sampler = self.optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        self.study = self.optuna.create_study(direction="maximize", sampler=sampler)
-        self.asked: list[Any] = []
-
-    def next(self) -> list[Point]:
-        number = min(self.left, GENERATION)
-        self.left -= number
-        ranges = {axis.name: self._distribution(axis) for axis in self.axes}
-        self.asked = [self.study.ask(ranges) for _ in range(number)]
-        return [{axis.name: self._value(axis, trial.params[axis.name]) for axis in self.axes} for trial in self.asked]
-
-    def add_scores(self, scores: Sequence[Sequence[float]], finished: Sequence[bool]) -> None:
-        state = self.optuna.trial.TrialState
-        for trial, own, complete in zip(self.asked, scores, finished, strict=True):
-            mean = sum(own) / len(own)
-            trial.report(mean, len(own))
-            self.study.tell(trial, mean if complete else None, state.COMPLETE if complete else state.PRUNED)
-
-    def _distribution(self, axis: Axis) -> Any:
-        kinds = self.optuna.distributions
-        if isinstance(axis, Choice):
-            return kinds.CategoricalDistribution(range(len(axis.values)))
-        if axis.whole:
-            return kinds.IntDistribution(int(axis.low), int(axis.high), log=axis.log)
-        return kinds.FloatDistribution(axis.low, axis.high, log=axis.log)
-
-    def _value(self, axis: Axis, found: Any) -> Any:
-        if isinstance(axis, Range):
-            # four digits are more than a sweep can tell apart, and easy to type
-            return found if axis.whole else as_setting(axis.name, float(f"{found:.4g}"))
-        return axis.values[found]
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError("Optuna is not installed: pip install 'engram-cl[optuna]'; --grid needs nothing") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

@@ -1,7 +1,8 @@
 """Run a sweep: a folder of runs, one for each rung of each generation of points.
 
-Nothing else is saved. A sweep that is resumed asks for the same points again, in the same order, finds their scores in
-the runs that are there, and so comes to where it was stopped.
+Nothing else is needed to resume. A sweep that is resumed asks for the same points again, in the same order, finds their
+scores in the runs that are there, and so comes to where it was stopped. What a search found is also in `study.db`, a
+copy for Optuna and its dashboard.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_re
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, Training
 from engram.runs.folder import LOG, RunFolder, claim_group, now, versions
-from engram.runs.run import SWEEP
+from engram.runs.run import SWEEP, has_finished
 from engram.runs.start import complete_run
 from engram.runs.sweep.axes import Axis, Choice, check_axes, check_effect
 from engram.runs.sweep.points import (
@@ -29,12 +30,12 @@ from engram.runs.sweep.points import (
     Grid,
     Point,
     Proposals,
-    Search,
     Tried,
     described,
     rungs,
     survivors,
 )
+from engram.runs.sweep.search import STUDY, Search, save_studies
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ class _Sweep:
         self.stop_asked = stop_asked
         self.tried: dict[str, Tried] = {}  # by label
         self.trials_done = 0
+        self.proposed: list[list[Tried]] = [[] for _ in plan.bases]  # those of each method, also what was tried before
+        self.trained = False  # whether anything was, since the sweep was resumed
 
     def run(self) -> list[Tried]:
         proposals = [(base, self.plan.proposals(base)) for base in self.plan.bases]
@@ -175,8 +178,12 @@ class _Sweep:
                 break
             generation = [[self._find(base, point) for point in points] for base, _, points in proposed]
             self._try([tried for own in generation for tried in own])
-            for (_, proposer, _), own in zip(proposed, generation, strict=True):
+            for (_, proposer, _), own, before in zip(proposed, generation, self.proposed, strict=True):
                 proposer.add_scores([tried.scores for tried in own], [tried.finished for tried in own])
+                before += own
+            if self.trained:  # earlier generations may be in the file already, with others after them
+                self._save_studies()
+        self._save_studies()
         methods = [base.method for base in self.plan.bases]
         return sorted(self.tried.values(), key=lambda tried: methods.index(tried.config.method))
 
@@ -190,12 +197,13 @@ class _Sweep:
         alive, done = list({tried.label: tried for tried in generation if not tried.scores}.values()), 0
         first = 1 + sum(bool(tried.scores) for tried in self.tried.values())  # numbers the generations
         for rung in rungs(self.plan.trials, self.plan.prune) if alive else ():
-            configs = _configs(alive, done, rung)
+            configs, path = _configs(alive, done, rung), self.folder.path / "runs" / f"{first}-{rung}"
             self.folder.check()
+            self.trained = self.trained or not has_finished(path)
             run = complete_run(
                 configs,
                 self.datasets,
-                self.folder.path / "runs" / f"{first}-{rung}",
+                path,
                 command=self.command,
                 runtime=self.runtime,
                 dynamics=False,  # a sweep has thousands of points, and nobody looks at these
@@ -212,6 +220,22 @@ class _Sweep:
                 if tried.why is not None:
                     self.folder.log(f"{tried.label}: trials failed, and count as an accuracy of 0: {tried.why}")
             alive, done = better, rung
+
+    def _save_studies(self) -> None:
+        """Bring Optuna's file up to date, if this is a search."""
+        if self.plan.num_points is None:
+            return
+        self.folder.check()
+        where = "held-out training samples" if self.plan.bases[0].examine == "validation" else "the test samples"
+        about = {
+            "command": self.command,
+            "dataset": self.plan.bases[0].dataset,
+            "value": f"mean accuracy over all tasks after the last, on {where}",
+        }
+        problem = save_studies(self.folder.path / STUDY, self.plan.axes, self.proposed, about)
+        if problem is not None:
+            self.folder.log(problem)
+            self.report(Progress(self.trials_done / self.plan.most_trials, 0, note=problem))
 
     def _report_of(self, num_models: int) -> Report:
         """Report the progress of one run as that of the whole sweep."""
