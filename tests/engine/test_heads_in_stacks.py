@@ -43,6 +43,7 @@ def test_a_stack_is_each_alone(head: str, protect: str) -> None:
         ("retroactive", "eta", (0.01, 0.5)),
         ("hebbian-softmax", "head_init", ("linear", "published")),
         ("balanced", "head_gain", (0.3, 3.0)),
+        ("balanced", "head_dropout", (0.2, 0.8)),
     ],
 )
 def test_models_of_a_section_may_start_in_different_ways(head: str, setting: str, values: tuple) -> None:

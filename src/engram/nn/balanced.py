@@ -52,6 +52,7 @@ class BalancedSoftmax(Head):
 
     weight: nn.Parameter  # θ (C, m)
     around: Tensor  # n (C,)
+    dropout: Tensor  # d (), a tensor, so that models with different ones can be computed together
     key: Tensor  # (), a whole number
     batches: Tensor  # (), how many were written
 
@@ -72,6 +73,7 @@ class BalancedSoftmax(Head):
         self.head_init, self.head_gain = head_init, head_gain
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.register_buffer("around", torch.empty(out_features))
+        self.register_buffer("dropout", torch.tensor(float(head_dropout)))
         self.register_buffer("key", torch.empty((), dtype=torch.int64))
         self.register_buffer("batches", torch.empty((), dtype=torch.int64))
         self.reset_parameters()
@@ -93,7 +95,7 @@ class BalancedSoftmax(Head):
         """k / (1 − d) (m,) of the next batch."""
         feature = torch.arange(self.in_features, device=self.weight.device)
         drawn = mixed(mixed(self.key + trace.before_batch(self.batches)) + feature) / (WORD + 1)
-        return (drawn >= self.head_dropout).to(self.weight.dtype) / (1 - self.head_dropout)
+        return (drawn >= self.dropout).to(self.weight.dtype) / (1 - self.dropout)
 
     def log_frequency(self) -> Tensor:
         """log π (C,)."""

@@ -39,6 +39,7 @@ KNOBS = {
     "dhp": Axis("alpha_init", 0.01, 5.0),
     "dhp-uniform": Axis("alpha_init", 0.01, 5.0),
     "steady": Axis("alpha_init", 0.1, 5.0),
+    "balanced": Axis("head_dropout", 0.5, 3.0, fraction=True),
     "hebbian-softmax": Axis("rare_until", 500.0, 5.0),
     "fast-weights": Axis("num_keys", 64, 2.0, whole=True),
     "neuromodulated": Axis("alpha_init", 0.01, 5.0),

@@ -14,7 +14,7 @@ from engram.report.pairs import Pair, baseline_of
 from engram.reproduction import ladder
 from engram.reproduction.folder import Runs
 from engram.reproduction.ladder import ENDINGS, Contestant
-from engram.reproduction.search import best_point, is_closed, settings_at
+from engram.reproduction.search import best_point, is_inside, settings_at
 from engram.reproduction.verdicts import points
 from engram.runs.result import Result
 from engram.runs.run import Run
@@ -138,7 +138,7 @@ def settings_table(runs: Runs, benchmark: str, rung: int) -> Table:
     trials = max((config.trials for run in rounds for config in run.configs.values()), default=0)
     return Table(
         f"Rung {rung}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %",
-        ("contestant", "chosen", "both sides tried", "all that was tried"),
+        ("contestant", "chosen", "less and more tried", "all that was tried"),
         [_tried(each, rounds, sizes) for each in contestants],
     )
 
@@ -153,7 +153,7 @@ def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) 
     return (
         contestant.label,
         ", ".join(f"{name} {value:g}" for name, value in settings_at(contestant.axes, best).items()),
-        "yes" if is_closed(len(contestant.axes), scores) else "no",
+        "yes" if is_inside(len(contestant.axes), scores) else "no",
         "; ".join(f"{words(point)}: {100 * scores[point]:.2f}" for point in sorted(scores)),
     )
 
