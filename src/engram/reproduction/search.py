@@ -1,9 +1,9 @@
 """A search for the best settings that is the same for everybody: a lattice that has no edge, and a number of points.
 
 A setting takes the values start · factor^k, for whole k first and for fractions of k later. The search starts
-with a star: k = 0, and one step up and down on each axis. The second round is around the best of each axis together, and
-each later one around the best point so far: first beyond it where nothing was tried yet. The best point lies *inside* when smaller and larger values of every setting were
-tried: then no optimum is at an edge.
+with a star: k = 0, and one step up and down on each axis. The second round is around the best of each axis together,
+and each later one around the best point so far: first beyond it where nothing was tried yet. The best point lies
+*inside* when smaller and larger values of every setting were tried: then no optimum is at an edge.
 """
 
 from __future__ import annotations
