@@ -23,6 +23,7 @@ from engram.reproduction.page import make_page
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import run_reproduction
 from engram.reproduction.rungs import (
+    candidates_table,
     cells_within,
     draw_ladder,
     ladder_table,
@@ -100,7 +101,9 @@ def digits() -> Dataset:
 
 
 def tiny(monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]) -> list[Part]:
-    monkeypatch.setattr(ladder, "KNOBS", {head: ladder.KNOBS[head] for head in ("linear", "dhp")})
+    heads = ("linear", "dhp", "balanced")
+    monkeypatch.setattr(ladder, "KNOBS", {head: ladder.KNOBS[head] for head in heads})
+    monkeypatch.setattr(ladder, "CANDIDATES", heads[1:])
     monkeypatch.setattr("engram.reproduction.plan.QUICK", dict.fromkeys(PAPER_BENCHMARKS, TINY))
     return plan(["split-mnist"], parts, quick=True, most_trials=1)
 
@@ -173,7 +176,7 @@ def test_the_tables_and_the_figure_show_every_rung(small_ladder: tuple[Path, dic
     assert drawn.to_bytes("png").startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("rung", "number", "points"), [(2, 9, 8), (3, 6, 8), (4, 8, 16)])
+@pytest.mark.parametrize(("rung", "number", "points"), [(2, 9, 8), (3, 6, 8), (4, 12, 16)])
 def test_the_settings_that_were_tried_are_shown_with_their_scores(
     small_ladder: tuple[Path, dict[tuple[str, str], Run]], rung: int, number: int, points: int
 ) -> None:
@@ -186,6 +189,36 @@ def test_the_settings_that_were_tried_are_shown_with_their_scores(
         values = " ".join(part.split()[1] for part in chosen.split(", "))
         scores = {words.partition(": ")[0]: float(words.partition(": ")[2]) for words in tried.split("; ")}
         assert scores[values] == max(scores.values()), label
+
+
+def test_the_form_is_the_candidate_that_gains_most_often_on_validation_samples(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    rounds = [runs["split-mnist", part] for part in ladder.SEARCH]
+    best: dict[str, float] = {}
+    for run in rounds:
+        for label, result in run.results.items():
+            name = label.partition(":")[0].removesuffix(", published")
+            best[name] = max(best.get(name, 0.0), ladder.score(result))
+    expected = []
+    for head in ladder.CANDIDATES:
+        gains = [best[head + ending] - best["linear" + ending] for ending in ladder.ENDINGS]
+        expected.append((sum(gain > 0 for gain in gains), sum(gains) / 4, head))
+    expected.sort(reverse=True)
+    rows = candidates_table(runs).rows
+    assert rows == [(head, "4", f"{above}", f"{100 * mean:+.2f}") for above, mean, head in expected]
+    unfinished = {key: run for key, run in runs.items() if key[1] != "search-3"}
+    assert candidates_table(unfinished).rows == []
+
+
+def test_of_candidates_that_gain_as_often_the_larger_mean_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"steady": [0.02, -0.01, 0.03], "balanced": [0.05, 0.02, -0.01]}
+    monkeypatch.setattr(ladder, "CANDIDATES", tuple(gains))
+    monkeypatch.setattr("engram.reproduction.rungs._gains", lambda runs, head: gains[head])
+    assert [row[0] for row in candidates_table({}).rows] == ["balanced", "steady"]
+    gains["steady"][1] = 0.001
+    assert [row[0] for row in candidates_table({}).rows] == ["steady", "balanced"]
 
 
 def test_the_paper_s_differences_are_those_of_its_table() -> None:

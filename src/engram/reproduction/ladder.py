@@ -45,6 +45,9 @@ KNOBS = {
     "neuromodulated": Axis("alpha_init", 0.01, 5.0),
 }
 
+# Heads of which one may become the form that is recommended: docs/form.md says how it is chosen.
+CANDIDATES = ("steady", "balanced")
+
 # The mixture's networks take ten times as long. So they have fewer epochs where settings are chosen; and on rung 4
 # fewer points are tried, and the final run is as short, with fewer trials.
 SHORTER: dict[str, dict[str, Any]] = {"vision-mixture": {"epochs": 10}}
