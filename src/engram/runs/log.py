@@ -1,4 +1,4 @@
-"""What a run says while it trains: lines for its log and the screen, and event files for TensorBoard."""
+"""The curves of a run, as event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,74 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from engram.common.errors import InputError, check_choice
-from engram.common.files import read_text
 from engram.engine.learner import Outcome, Progress
-from engram.runs.folder import LOG
-from engram.runs.result import Divergence
 
 LOGS = ("tensorboard",)
-MAX_LOG_BYTES = 2**24  # a longer log is not searched for earlier lines
 TAGS = {"loss": "training/loss", "eta": "trace/eta", "hebb_norm": "trace/hebb_norm", "alpha_norm": "trace/alpha_norm"}
-
-
-class ProgressLines:
-    """Turns `Progress` into lines; each line is returned once.
-
-    Args:
-        earlier: lines of the same run from before it was resumed. Except for notes, they are not returned again.
-    """
-
-    def __init__(self, earlier: Collection[str] = ()) -> None:
-        self.seen = set(earlier)
-        self.notes: set[str] = set()
-
-    def task_lines(self, progress: Progress) -> list[str]:
-        """When a task has ended, a line for each label that has learned it."""
-        if not progress.task_ended:
-            return []
-        task, lines = progress.task, []
-        for label, config in progress.configs.items():
-            if task < config.num_tasks and (row := task_row(progress, label)):
-                lines.append(f"{label}, task {task + 1}/{config.num_tasks}: {row}")
-        return self._new(lines)
-
-    def warnings(self, progress: Progress) -> list[str]:
-        """The note, and trials that diverged."""
-        lines = []
-        for (label, trial), outcome in progress.outcomes.items():
-            if outcome.diverged is not None:
-                lines.append(f"{label}, {Divergence(trial, *outcome.diverged.facts)}")
-        notes = [progress.note] if progress.note and progress.note not in self.notes else []
-        self.notes.update(notes)
-        return [*notes, *self._new(lines)]
-
-    def _new(self, lines: list[str]) -> list[str]:
-        new = [line for line in dict.fromkeys(lines) if line not in self.seen]
-        self.seen.update(new)
-        return new
-
-
-def logged_lines(folder: Path) -> set[str]:
-    """The lines in the log of a run, without their times; none if it cannot be read."""
-    try:
-        text = read_text(folder / LOG, MAX_LOG_BYTES)
-    except InputError:
-        return set()
-    return {line.partition("  ")[2] for line in text.splitlines()}
-
-
-def task_row(progress: Progress, label: str) -> str:
-    """A label's accuracies after a task on each task so far, as means over the trials that have learned it; or ""."""
-    task = progress.task
-    learned = [
-        outcome.rows[task][: task + 1]
-        for (of, _), outcome in progress.outcomes.items()
-        if of == label and len(outcome.rows) > task
-    ]
-    if not learned:
-        return ""
-    percents = " ".join(f"{100 * value:.1f}" for value in np.array(learned).mean(axis=0))
-    return f"{percents} ({f'mean of {len(learned)} trials' if len(learned) > 1 else 'one trial'})"
 
 
 def check_log(name: str | None) -> None:

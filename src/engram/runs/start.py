@@ -18,9 +18,10 @@ from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_re
 from engram.engine.loop import RECORDS_PER_EPOCH
 from engram.engine.stacks import Source, digest
 from engram.engine.training import Runtime, Training, check_learned, check_together
-from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, now, versions
+from engram.runs.display import ProgressLines
+from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, logged_lines, now, versions
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
-from engram.runs.log import ProgressLines, TensorBoard, check_log, logged_lines
+from engram.runs.log import TensorBoard, check_log
 from engram.runs.result import Result, results_of
 from engram.runs.run import Run, has_started, read_run
 
