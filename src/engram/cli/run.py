@@ -81,7 +81,7 @@ def run(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(metavar="LOG", help="tensorboard: event files in DIR/tensorboard.", show_default=False),
+        typer.Option(metavar="LOG", help="tensorboard (in DIR/tensorboard), mlflow or wandb.", show_default=False),
     ] = None,
     resume: Annotated[
         Path | None,
