@@ -277,6 +277,13 @@ def test_the_experiment_can_be_named_in_the_environment(mlflow: Any, monkeypatch
     log = MLflow("mine", identity="first", tell=print)
     log(progress_of(Outcome(rows=[[0.5]], records=[Record(0, 0, 0, 3, 1.5)])))
     assert sorted(mlflow_runs(mlflow, "all of mine")) == ["finetune/mean", "finetune/trial-0"]
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    number = mlflow.create_experiment("by its id")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", number)
+    log = MLflow("mine", identity="second", tell=(sentences := []).append)
+    log(progress_of(Outcome(rows=[[0.5]], records=[Record(0, 0, 0, 3, 1.5)])))
+    assert sorted(mlflow_runs(mlflow, "by its id")) == ["finetune/mean", "finetune/trial-0"]
+    assert sentences[0].startswith(f"MLflow logs to the experiment {number} at ")
 
 
 def progress_of(*outcomes: Outcome) -> Progress:
@@ -380,7 +387,7 @@ def test_wandb_works_offline_without_an_account(
         results = resume(tmp_path / "offline").results
     assert not wandb.runs
     (where, again) = lines_about(tmp_path / "offline", "wandb")
-    assert where == again == f"wandb logs to {tmp_path}/w/wandb: `wandb sync` uploads it from there"
+    assert where == again == f"wandb logs to {tmp_path}/w/wandb, for `wandb sync`"
     folders = sorted((tmp_path / "w" / "wandb").glob("offline-run-*"))
     assert len(folders) == len(SERIES), "what was written before the run was stopped is replaced"
     command = [str(Path(sys.executable).parent / "wandb"), "sync", *map(str, folders)]

@@ -60,6 +60,11 @@ class Series:
         return "mean" if self.trial is None else f"trial-{self.trial}"
 
     @property
+    def full_name(self) -> str:
+        """Within the run."""
+        return f"{self.label}/{self.name}"
+
+    @property
     def mean(self) -> Series:
         """The mean of the trials that this is one of."""
         return Series(self.label, self.index, None, self.config)

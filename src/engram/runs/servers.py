@@ -57,8 +57,7 @@ class _Server(ABC):
         self.num_sent = 0  # updates, by the thread
         self.next_send = 0.0
         self.sentences: list[str] = []  # from the thread, to be told
-        self.problem, self.num_failures = "", 0
-        self.closed = False
+        self.problem, self.num_failures, self.closed = "", 0, False
 
     @abstractmethod
     def send(self, series: Series, points: Sequence[Point]) -> None:
@@ -170,8 +169,8 @@ class MLflow(_Server):
         check_log("mlflow")
         super().__init__("MLflow", identity, tell)
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run
-        self.experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
         self.experiment_id = os.environ.get("MLFLOW_EXPERIMENT_ID")
+        self.experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.experiment_id or experiment
         self.client: Any = None
         self.runs: dict[Series, tuple[str, dict[str, int]]] = {}  # their ids, and the last step of two metrics
 
@@ -199,13 +198,12 @@ class MLflow(_Server):
 
     def _run(self, series: Series) -> tuple[str, dict[str, int]]:
         """Open or continue the MLflow run of a series."""
-        from mlflow import MlflowClient
-        from mlflow.entities import Param
+        import mlflow
 
         if series in self.runs:
             return self.runs[series]
         if self.client is None:
-            client = MlflowClient()
+            client = mlflow.MlflowClient()
             if self.experiment_id is None:
                 found = client.get_experiment_by_name(self.experiment)
                 self.experiment_id = found.experiment_id if found else client.create_experiment(self.experiment)
@@ -220,9 +218,9 @@ class MLflow(_Server):
         else:
             if series.trial is not None:
                 tags["mlflow.parentRunId"] = self._run(series.mean)[0]
-            name = f"{series.label}/{series.name}"
-            run = self.client.create_run(self.experiment_id, tags=tags, run_name=name).info.run_id
-        self.client.log_batch(run, params=[Param(name, str(value)) for name, value in series.settings.items()])
+            run = self.client.create_run(self.experiment_id, tags=tags, run_name=series.full_name).info.run_id
+        params = [mlflow.entities.Param(name, str(value)) for name, value in series.settings.items()]
+        self.client.log_batch(run, params=params)
         last = {
             key: max((metric.step for metric in self.client.get_metric_history(run, key)), default=-1)
             for key in ("training/loss", "accuracy/average")
@@ -250,6 +248,7 @@ class WandB(_Server):
         super().__init__("wandb", identity, tell)
         self.project = os.environ.get("WANDB_PROJECT") or re.sub(r"[/\\#?%:]", "_", project)[:128]
         self.runs: dict[Series, Any] = {}
+        self.opened = False  # any run, ever
 
     def send(self, series: Series, points: Sequence[Point]) -> None:
         """A row for each point, with the point's number, so that a run that is continued says what it has."""
@@ -268,15 +267,16 @@ class WandB(_Server):
         import wandb
 
         shared = wandb.setup().settings
+        offline = shared.mode in OFFLINE
         run = wandb.init(
             project=self.project,
             id=f"{self.identity}-{series.index}-{series.name}",
-            name=f"{series.label}/{series.name}",
+            name=series.full_name,
             group=os.environ.get("WANDB_RUN_GROUP") or series.label,
             job_type="mean" if series.trial is None else "trial",
             config=series.settings,
             # Offline nothing tells how far it came, so it is written again from its start.
-            resume=None if shared.mode in OFFLINE else "allow",
+            resume=None if offline else "allow",
             reinit="create_new",  # beside the others
             settings=wandb.Settings(
                 silent=True,
@@ -292,8 +292,9 @@ class WandB(_Server):
         for folder in Path(run.settings.wandb_dir).glob(f"offline-run-*-{run.id}"):
             if folder != Path(run.settings.sync_dir):
                 shutil.rmtree(folder, ignore_errors=True)
-        if not self.runs:
-            where = run.project_url or f"{run.settings.wandb_dir}: `wandb sync` uploads it from there"
+        if not self.opened:
+            self.opened = True
+            where = f"{run.settings.wandb_dir}, for `wandb sync`" if offline else run.project_url
             self.sentences.append(f"wandb logs to {where}")
         self.runs[series] = run
         return run
