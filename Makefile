@@ -6,7 +6,7 @@
 # make notebooks  run the notebooks of the documentation again, and keep what they show
 # make env        the development environment in .venv
 # make test-avalanche   the tests that need avalanche-lib, in their own environment
-# make test-frameworks  the tests that need Lightning or transformers, in their own environment
+# make test-frameworks  the tests that need Lightning, transformers, MLflow or wandb, in their own environment
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -55,15 +55,15 @@ test-avalanche: export OMP_NUM_THREADS = 1
 test-avalanche: .venv-avalanche/.made
 	.venv-avalanche/bin/python -m pytest -rs tests/integrations/test_avalanche.py
 
-# So do Lightning and transformers.
+# So do Lightning, transformers, MLflow and wandb.
 .venv-frameworks/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface]' pytest hypothesis
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lightning,huggingface,mlflow,wandb]' pytest hypothesis
 	touch $@
 
 test-frameworks: export OMP_NUM_THREADS = 1
 test-frameworks: .venv-frameworks/.made
-	.venv-frameworks/bin/python -m pytest -rs tests/integrations/test_lightning.py tests/integrations/test_huggingface.py
+	.venv-frameworks/bin/python -m pytest -rs tests/integrations/test_lightning.py tests/integrations/test_huggingface.py tests/runs/test_servers.py
 
 check: test test-slow lint
 

@@ -43,7 +43,8 @@ NASTY = (
     *("split-mnist", "permuted-mnist", "vision-mixture", "mnist-small", "mnist", "all", "dhp", "si,dhp+si", "si,si"),
     *("auto", "cpu", "cuda:99", "meta", "cpu:x", "float32", "tf32", "table", "study", "markdown", "csv", "png,,csv"),
     *("mlp", "cnn", "none", "1,8", "tensorboard", "x.json", "epochs=1", "epochs=1.5", "epochs=[", "hidden=[1]"),
-    *("hidden=[]", "hidden=[1000000000]", "hidden=[-1]", "seed=-1", "seed=1e30", "batch_size=0", "method=si"),
+    *("hidden=[]", "hidden=[1000000000]", "hidden=[-1]", "seed=-1", "seed=1e30", "batch_size=0", "mlflow"),
+    *("method=si", "wandb"),
     *("strength=NaN", "eta=2", "num_tasks=9999", "trials=999999", "trials=10000000", "max_samples=" + "9" * 30),
     *("batch_size=" + "9" * 30, "epochs=" + "9" * 30, "first_trial=" + "9" * 30, "imbalance_seed=" + "9" * 30),
 )

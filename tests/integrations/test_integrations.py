@@ -14,7 +14,8 @@ from torch import nn
 import engram
 from engram.integrations import export, model_file
 
-EXTRAS = ("avalanche", "torchvision", "sklearn", "onnx", "onnxruntime", "tensorboard", "pyarrow", "ray", "optuna")
+EXTRAS = ("avalanche", "torchvision", "sklearn", "onnx", "onnxruntime", "pyarrow", "ray", "optuna")
+EXTRAS += ("tensorboard", "mlflow", "wandb")
 USE = """
 import sys
 import engram

@@ -17,7 +17,7 @@ from engram.config.settings import Config
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Outcome, Record
 from engram.engine.training import Runtime
-from engram.runs.log import TAGS, TensorBoard
+from engram.runs.log import TAGS, TensorBoard, check_log
 from engram.runs.result import Result
 from engram.runs.run import read_run
 from engram.runs.start import resume_run, start_run
@@ -72,21 +72,44 @@ def expected(result: Result, place: int) -> Curves:
     if learned:
         averages = result.average_accuracy[place]
         curves["accuracy/average"] = [(before[n] + ends[n], np.float32(averages[n])) for n in learned]
+    matrix, untrained = result.accuracy[place], result.untrained[place]
+    for n in learned[1:]:
+        so_far = matrix[: n + 1, : n + 1]
+        transfers = {
+            "bwt": np.mean([so_far[n, j] - so_far[j, j] for j in range(n)]),
+            "fwt": np.mean([so_far[j, j + 1] - untrained[j + 1] for j in range(n)]),
+            "forgetting": np.mean([max(so_far[j:n, j]) - so_far[n, j] for j in range(n)]),
+        }
+        for name, value in transfers.items():
+            curves.setdefault(f"transfer/{name}", []).append((before[n] + ends[n], np.float32(value)))
     return curves
+
+
+def assert_equal(found: Curves, wanted: Curves) -> None:
+    """To single precision, in which TensorBoard keeps numbers."""
+    assert found.keys() == wanted.keys()
+    for tag, curve in found.items():
+        assert [step for step, _ in curve] == [step for step, _ in wanted[tag]], tag
+        slack = 1e-6 if tag.startswith("transfer/") else 0  # here they are summed in another order
+        np.testing.assert_allclose([v for _, v in curve], [v for _, v in wanted[tag]], rtol=slack, atol=slack / 10)
 
 
 def assert_told(folder: Path, results: dict[str, Result]) -> None:
     """Every number of the results, once, and none besides; and the means of all trials."""
     for result in results.values():
         of_trials = [read(folder / result.config.method / f"trial-{k}") for k in range(result.config.trials)]
-        assert of_trials == [expected(result, k) for k in range(result.config.trials)]
+        for k, curves in enumerate(of_trials):
+            assert_equal(curves, expected(result, k))
+            assert curves["transfer/bwt"][-1][1] == np.float32(result.bwt[k])
+            assert curves["transfer/fwt"][-1][1] == np.float32(result.forward_transfer[k])
+            assert curves["transfer/forgetting"][-1][1] == np.float32(result.forgetting[k])
         mean = read(folder / result.config.method / "mean")
         assert mean.keys() == of_trials[0].keys()
         for tag, curve in mean.items():
             steps = np.mean([[step for step, _ in curves[tag]] for curves in of_trials], axis=0)
             values = np.mean([[float(value) for _, value in curves[tag]] for curves in of_trials], axis=0)
             assert [step for step, _ in curve] == [round(step) for step in steps]
-            np.testing.assert_allclose([value for _, value in curve], values, rtol=1e-6)
+            np.testing.assert_allclose([value for _, value in curve], values, rtol=1e-6, atol=1e-7)
         for n in range(result.config.num_tasks):
             written = [mean[f"accuracy/task_{j + 1}"][n - j][1] for j in range(n + 1)]
             assert written == list(result.accuracy.mean(axis=0)[n, : n + 1].astype(np.float32))
@@ -175,11 +198,21 @@ def test_what_cannot_be_logged_to_is_said_before_anything_begins(
 ) -> None:
     command = ("run", "split-mnist", "--dataset", "mnist-small", "--out", tmp_path / "run", "--log")
     unknown = refused(capsys, *command, "tensorbord")
-    assert unknown == "engram: there is no log 'tensorbord' (did you mean tensorboard?), only tensorboard\n"
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    missing = refused(capsys, *command, "tensorboard")
-    assert missing == "engram: tensorboard is not installed: pip install 'engram-cl[tensorboard]'\n"
+    meant = "(did you mean tensorboard?), only tensorboard, mlflow, wandb"
+    assert unknown == f"engram: there is no log 'tensorbord' {meant}\n"
+    for name in ("tensorboard", "mlflow", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+        missing = refused(capsys, *command, name)
+        assert missing == f"engram: {name} is not installed: pip install 'engram-cl[{name}]'\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_wandb_made_is_not_taken_for_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(InputError, match="wandb is not installed"):
+        check_log("wandb")
 
 
 def test_without_a_log_there_are_no_event_files(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ from engram.engine.stacks import plan_stacks
 from engram.engine.training import Runtime
 from engram.nn.networks import Network
 from engram.runs.display import RunDisplay
-from engram.runs.folder import LOG
-from engram.runs.log import logged_lines
+from engram.runs.folder import LOG, logged_lines
 from engram.runs.run import Run, read_run
 from engram.runs.start import resume_run, start_run
 

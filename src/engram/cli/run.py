@@ -81,7 +81,7 @@ def run(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(metavar="LOG", help="tensorboard: event files in DIR/tensorboard.", show_default=False),
+        typer.Option(metavar="LOG", help="tensorboard (in DIR/tensorboard), mlflow or wandb.", show_default=False),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -189,7 +189,7 @@ def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iter
     """Show the progress of a run, and say how to resume it when it is stopped."""
     from engram.cli.terminal import interruptible
     from engram.runs.display import RunDisplay
-    from engram.runs.log import logged_lines
+    from engram.runs.folder import logged_lines
     from engram.runs.run import has_started
 
     def how_to_resume() -> str:

@@ -10,6 +10,7 @@ from html import escape
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from engram.common.errors import printable
 from engram.config.settings import Config
+from engram.runs.result import Divergence
 
 if TYPE_CHECKING:
     from engram.engine.learner import Progress as RunProgress
@@ -58,6 +60,57 @@ def columns(what: str) -> tuple[ProgressColumn, ...]:
     return (TextColumn(what), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"), Times())
 
 
+class ProgressLines:
+    """Turns `Progress` into lines; each line is returned once.
+
+    Args:
+        earlier: lines of the same run from before it was resumed. Except for notes, they are not returned again.
+    """
+
+    def __init__(self, earlier: Collection[str] = ()) -> None:
+        self.seen = set(earlier)
+        self.notes: set[str] = set()
+
+    def task_lines(self, progress: RunProgress) -> list[str]:
+        """When a task has ended, a line for each label that has learned it."""
+        if not progress.task_ended:
+            return []
+        task, lines = progress.task, []
+        for label, config in progress.configs.items():
+            if task < config.num_tasks and (row := task_row(progress, label)):
+                lines.append(f"{label}, task {task + 1}/{config.num_tasks}: {row}")
+        return self._new(lines)
+
+    def warnings(self, progress: RunProgress) -> list[str]:
+        """The note, and trials that diverged."""
+        lines = []
+        for (label, trial), outcome in progress.outcomes.items():
+            if outcome.diverged is not None:
+                lines.append(f"{label}, {Divergence(trial, *outcome.diverged.facts)}")
+        notes = [progress.note] if progress.note and progress.note not in self.notes else []
+        self.notes.update(notes)
+        return [*notes, *self._new(lines)]
+
+    def _new(self, lines: list[str]) -> list[str]:
+        new = [line for line in dict.fromkeys(lines) if line not in self.seen]
+        self.seen.update(new)
+        return new
+
+
+def task_row(progress: RunProgress, label: str) -> str:
+    """A label's accuracies after a task on each task so far, as means over the trials that have learned it; or ""."""
+    task = progress.task
+    learned = [
+        outcome.rows[task][: task + 1]
+        for (of, _), outcome in progress.outcomes.items()
+        if of == label and len(outcome.rows) > task
+    ]
+    if not learned:
+        return ""
+    percents = " ".join(f"{100 * value:.1f}" for value in np.array(learned).mean(axis=0))
+    return f"{percents} ({f'mean of {len(learned)} trials' if len(learned) > 1 else 'one trial'})"
+
+
 class RunDisplay:
     """A bar for the whole run, and below it a line for each method with its accuracies so far.
 
@@ -71,8 +124,6 @@ class RunDisplay:
         earlier: Collection[str] = (),
         transient: bool = False,
     ):
-        from engram.runs.log import ProgressLines
-
         self.console = console
         self.lines = ProgressLines(earlier)
         self.num_tasks = max(config.num_tasks for config in configs.values())
@@ -100,8 +151,6 @@ class RunDisplay:
         self.live.stop()
 
     def show(self, progress: RunProgress) -> None:
-        from engram.runs.log import task_row
-
         completed = round(STEPS * progress.done)
         if progress.note and completed and self.bar.tasks[0].completed == 0:
             # A resumed run: what was done before says nothing about its speed now.
@@ -128,8 +177,6 @@ class NotebookDisplay:
     """The bar and the lines of `RunDisplay` in a notebook; it disappears at the end. Warnings stay, as text."""
 
     def __init__(self, configs: Mapping[str, Config]):
-        from engram.runs.log import ProgressLines
-
         self.lines = ProgressLines()
         self.num_tasks = max(config.num_tasks for config in configs.values())
         self.rows = dict.fromkeys(configs, "")
@@ -148,8 +195,6 @@ class NotebookDisplay:
         self.handle.update({"text/plain": ""}, raw=True)
 
     def show(self, progress: RunProgress) -> None:
-        from engram.runs.log import task_row
-
         for line in self.lines.warnings(progress):
             print(printable(line), file=sys.stderr)
         if progress.task_ended:

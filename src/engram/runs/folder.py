@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from engram import __version__
 from engram.common.errors import InputError, reason
-from engram.common.files import is_file_at, locked, read_json, write_atomically
+from engram.common.files import is_file_at, locked, read_json, read_text, write_atomically
 from engram.config.settings import Config
 from engram.runs.format import (
     FORMAT,
@@ -34,6 +34,7 @@ from engram.runs.format import (
 from engram.runs.result import Result
 
 LOG = "log.txt"
+MAX_LOG_BYTES = 2**24  # a longer log is not searched for earlier lines
 SECONDS_TO_RETRY = 1.0  # after results could not be written
 FRACTION_OF_TIME = 0.1  # the part of a run's time that writing results may take: those of a thousand tasks are large
 SECONDS_BETWEEN_TIMES = 10.0  # in which a kill loses what it adds to `seconds`
@@ -153,6 +154,15 @@ class RunFolder:
                 continue
             return folder
         return None
+
+
+def logged_lines(folder: Path) -> set[str]:
+    """The lines in the log of a run, without their times; none if it cannot be read."""
+    try:
+        text = read_text(folder / LOG, MAX_LOG_BYTES)
+    except InputError:
+        return set()
+    return {line.partition("  ")[2] for line in text.splitlines()}
 
 
 def save_result(result: Result, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run says while it trains: lines for its log and the screen, and event files for TensorBoard."""
+"""The curves of a run: the points that are logged, and TensorBoard. `servers` has MLflow and W&B."""
 
 from __future__ import annotations
 
@@ -6,107 +6,232 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from engram.common.errors import InputError, check_choice
-from engram.common.files import read_text
+from engram.config.settings import Config
 from engram.engine.learner import Outcome, Progress
-from engram.runs.folder import LOG
-from engram.runs.result import Divergence
+from engram.runs import metrics
 
-LOGS = ("tensorboard",)
-MAX_LOG_BYTES = 2**24  # a longer log is not searched for earlier lines
+LOGS = {
+    "tensorboard": "tensorboard is not installed: pip install 'engram-cl[tensorboard]'",
+    "mlflow": "mlflow is not installed: pip install 'engram-cl[mlflow]'",
+    "wandb": "wandb is not installed: pip install 'engram-cl[wandb]'",
+}
+OFFLINE = ("offline", "dryrun", "disabled")  # the modes in which wandb needs no account
 TAGS = {"loss": "training/loss", "eta": "trace/eta", "hebb_norm": "trace/hebb_norm", "alpha_norm": "trace/alpha_norm"}
-
-
-class ProgressLines:
-    """Turns `Progress` into lines; each line is returned once.
-
-    Args:
-        earlier: lines of the same run from before it was resumed. Except for notes, they are not returned again.
-    """
-
-    def __init__(self, earlier: Collection[str] = ()) -> None:
-        self.seen = set(earlier)
-        self.notes: set[str] = set()
-
-    def task_lines(self, progress: Progress) -> list[str]:
-        """When a task has ended, a line for each label that has learned it."""
-        if not progress.task_ended:
-            return []
-        task, lines = progress.task, []
-        for label, config in progress.configs.items():
-            if task < config.num_tasks and (row := task_row(progress, label)):
-                lines.append(f"{label}, task {task + 1}/{config.num_tasks}: {row}")
-        return self._new(lines)
-
-    def warnings(self, progress: Progress) -> list[str]:
-        """The note, and trials that diverged."""
-        lines = []
-        for (label, trial), outcome in progress.outcomes.items():
-            if outcome.diverged is not None:
-                lines.append(f"{label}, {Divergence(trial, *outcome.diverged.facts)}")
-        notes = [progress.note] if progress.note and progress.note not in self.notes else []
-        self.notes.update(notes)
-        return [*notes, *self._new(lines)]
-
-    def _new(self, lines: list[str]) -> list[str]:
-        new = [line for line in dict.fromkeys(lines) if line not in self.seen]
-        self.seen.update(new)
-        return new
-
-
-def logged_lines(folder: Path) -> set[str]:
-    """The lines in the log of a run, without their times; none if it cannot be read."""
-    try:
-        text = read_text(folder / LOG, MAX_LOG_BYTES)
-    except InputError:
-        return set()
-    return {line.partition("  ")[2] for line in text.splitlines()}
-
-
-def task_row(progress: Progress, label: str) -> str:
-    """A label's accuracies after a task on each task so far, as means over the trials that have learned it; or ""."""
-    task = progress.task
-    learned = [
-        outcome.rows[task][: task + 1]
-        for (of, _), outcome in progress.outcomes.items()
-        if of == label and len(outcome.rows) > task
-    ]
-    if not learned:
-        return ""
-    percents = " ".join(f"{100 * value:.1f}" for value in np.array(learned).mean(axis=0))
-    return f"{percents} ({f'mean of {len(learned)} trials' if len(learned) > 1 else 'one trial'})"
+Position = tuple[int, float, int]  # task, epoch, record of the epoch: the same in all trials
 
 
 def check_log(name: str | None) -> None:
-    """Refuse a log that does not exist, or that is not installed."""
+    """Refuse a log that does not exist, that would ask for a key, or that is not installed."""
     if name is None:
         return
     check_choice("log", name, LOGS)
-    if find_spec("tensorboard") is None:
-        raise InputError("tensorboard is not installed: pip install 'engram-cl[tensorboard]'")
+    found = find_spec(name)
+    if found is None or found.origin is None:  # a folder, such as the one that wandb makes, is no package
+        raise InputError(LOGS[name])
+    if name == "wandb":
+        import wandb  # late: it is an extra
+
+        online = wandb.setup().settings.mode not in OFFLINE
+        if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
+            raise InputError("wandb has no API key: `wandb login` stores one, and WANDB_MODE=offline needs none")
+
+
+@dataclass(frozen=True)
+class Series:
+    """What has curves of its own: one trial of a label, or the mean of the label's trials."""
+
+    label: str
+    index: int  # of the label
+    trial: int | None  # None for the mean
+    config: Config = field(compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Within the label."""
+        return "mean" if self.trial is None else f"trial-{self.trial}"
+
+    @property
+    def full_name(self) -> str:
+        """Within the run."""
+        return f"{self.label}/{self.name}"
+
+    @property
+    def mean(self) -> Series:
+        """The mean of the trials that this is one of."""
+        return Series(self.label, self.index, None, self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the config, and what tells the series apart."""
+        settings = {name: value for name, value in self.config.to_dict().items() if value is not None}
+        return {**settings, "label": self.label, "trial": self.name}
 
 
 @dataclass(frozen=True)
 class Point:
-    """Scalars, by their tags, at one position of a run."""
+    """Numbers by their tags at one position of a run: of the training, or accuracies after a task."""
 
-    position: tuple[int, float, int]  # task, epoch, record of the epoch: the same in all trials
+    number: int  # in its series, from 0
+    position: Position
     step: int  # in the whole run, which trials of unequal length reach at different positions
     values: dict[str, float]
 
+    @property
+    def task(self) -> int | None:
+        """How many tasks had been learned when the accuracies were measured; None for a point of the training."""
+        return self.position[0] + 1 if self.position[1] == math.inf else None
+
+
+@dataclass
+class Update:
+    """What is new in a series, and whether it has ended."""
+
+    points: list[Point] = field(default_factory=list)
+    ended: str | None = None  # "finished" or "diverged"
+
+
+class ProgressPoints:
+    """Turns `Progress` into points; each point is returned once.
+
+    The points come from the records that a run makes anyway, so nothing is computed for them on the device. A mean is
+    over the trials that have reached a position, and is made when all trials that did not diverge have reached it.
+    """
+
+    def __init__(self) -> None:
+        self.labels: dict[str, _Label] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether all series have ended."""
+        return bool(self.labels) and all(label.ended for label in self.labels.values())
+
+    def updates(self, progress: Progress) -> dict[Series, Update]:
+        """What is new, for each series that has something new."""
+        outcomes: dict[str, dict[int, Outcome]] = {label: {} for label in progress.configs}
+        for (label, trial), outcome in progress.outcomes.items():
+            outcomes[label][trial] = outcome
+        found: dict[Series, Update] = {}
+        for index, (label, config) in enumerate(progress.configs.items()):
+            known = self.labels.setdefault(label, _Label(config))
+            for number, update in known.grow(outcomes[label]).items():
+                if update.points or update.ended:
+                    found[Series(label, index, number, config)] = update
+        return found
+
+
+class _Label:
+    """What has been returned of a label's trials, and what waits to become a mean."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.trials: dict[int, _Trial] = {}
+        self.waiting: dict[Position, list[Point]] = defaultdict(list)  # for the other trials
+        self.num_means = 0
+        self.ended = False
+
+    def grow(self, outcomes: dict[int, Outcome]) -> dict[int | None, Update]:
+        """The updates of the trials, and that of the mean."""
+        new: dict[int | None, Update] = {}
+        for trial, outcome in outcomes.items():
+            if trial not in self.trials:
+                self.trials[trial] = _Trial(self.config.num_tasks)
+            known = self.trials[trial]
+            new[trial] = update = Update(list(known.grow(outcome)), known.end(outcome))
+            for point in update.points:
+                self.waiting[point.position].append(point)
+        if len(outcomes) == self.config.trials:
+            learning = [self.trials[trial].position for trial, outcome in outcomes.items() if outcome.diverged is None]
+            ready = sorted(point for point in self.waiting if all(point <= reached for reached in learning))
+            new[None] = Update([self._mean(self.waiting.pop(position)) for position in ready])
+            if not self.ended and all(trial.ended for trial in self.trials.values()):
+                self.ended, new[None].ended = True, "finished" if learning else "diverged"
+        return new
+
+    def _mean(self, points: list[Point]) -> Point:
+        """Of several trials at one position; at the mean of their steps, where those differ."""
+        tags = dict.fromkeys(tag for point in points for tag in point.values)
+        values = {tag: float(np.mean([p.values[tag] for p in points if tag in p.values])) for tag in tags}
+        self.num_means += 1
+        step = round(np.mean([point.step for point in points]))
+        return Point(self.num_means - 1, points[0].position, step, values)
+
+
+class _Trial:
+    """How much has been returned of one trial."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self.matrix = np.full((num_tasks, num_tasks), np.nan)
+        self.position: Position = (0, -1, 0)  # the position of the last point
+        self.step = 0
+        self.steps_before = 0  # the task that is being learned
+        self.num_records = self.num_rows = self.num_points = 0
+        self.ended = False
+
+    def grow(self, outcome: Outcome) -> Iterator[Point]:
+        """A point for each record that is new, and one for each task that has been learned since."""
+        for record in outcome.records[self.num_records :]:
+            if record.task > self.num_rows:
+                yield self._end_task(outcome)
+            number = self.position[2] + 1 if self.position[:2] == (record.task, record.epoch) else 0
+            self.position, self.step = (record.task, record.epoch, number), self.steps_before + record.step + 1
+            yield self._point({tag: getattr(record, name) for name, tag in TAGS.items()})
+        self.num_records = len(outcome.records)
+        if self.num_rows < len(outcome.rows):
+            yield self._end_task(outcome)
+
+    def end(self, outcome: Outcome) -> str | None:
+        """How the trial has ended, once; None before and after."""
+        if self.ended or (outcome.diverged is None and self.num_rows < len(self.matrix)):
+            return None
+        self.ended = True
+        return "finished" if outcome.diverged is None else "diverged"
+
+    def _end_task(self, outcome: Outcome) -> Point:
+        """The accuracies after a task, on each task so far, and what follows from them, at its last step."""
+        task = self.num_rows
+        row = outcome.rows[task]
+        self.matrix[task, : len(row)] = row
+        self.position, self.steps_before, self.num_rows = (task, math.inf, 0), self.step, task + 1
+        so_far = self.matrix[: task + 1, : task + 1]  # without the next task
+        untrained = outcome.untrained[: task + 1] or [math.nan] * (task + 1)
+        return self._point(
+            {
+                "accuracy/average": float(so_far[-1].mean()),
+                "transfer/bwt": float(metrics.backward_transfer(so_far)),
+                "transfer/fwt": float(metrics.forward_transfer(so_far, untrained)),
+                "transfer/forgetting": float(metrics.forgetting(so_far)),
+                **{f"accuracy/task_{n + 1}": float(accuracy) for n, accuracy in enumerate(so_far[-1])},
+            }
+        )
+
+    def _point(self, values: dict[str, float]) -> Point:
+        """At the present position, without what is NaN."""
+        self.num_points += 1
+        sound = {tag: value for tag, value in values.items() if not math.isnan(value)}
+        return Point(self.num_points - 1, self.position, self.step, sound)
+
+
+class NoLog:
+    """For a run that is logged nowhere else than in its folder."""
+
+    def __call__(self, progress: Progress) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class TensorBoard:
-    """Writes `FOLDER/LABEL/trial-0`, …, and `FOLDER/LABEL/mean`, for `tensorboard --logdir FOLDER`.
-
-    It is a `report`. What it writes comes from the records that a run makes anyway, so nothing more is computed. A mean
-    is over the trials that have reached a point; it is written when all trials that did not diverge have reached it.
+    """Writes `FOLDER/LABEL/trial-0`, …, and `FOLDER/LABEL/mean`, for `tensorboard --logdir FOLDER`. It is a `report`.
 
     Args:
         folder: a new or empty folder.
@@ -121,17 +246,16 @@ class TensorBoard:
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise InputError(f"{self.folder} is not an empty folder, and logs are never overwritten: name another")
         self.name = f"events.out.tfevents.{time.time_ns()}.engram"  # TensorBoard reads files in the order of names
-        self.labels: dict[str, _Label] = {}
+        self.points = ProgressPoints()
 
     def __call__(self, progress: Progress) -> None:
         """Write what is new."""
-        outcomes: dict[str, dict[int, Outcome]] = {label: {} for label in progress.configs}
-        for (label, trial), outcome in progress.outcomes.items():
-            outcomes[label][trial] = outcome
-        for index, (label, config) in enumerate(progress.configs.items()):
-            known = self.labels.setdefault(label, _Label(config.trials))
-            for name, points in known.grow(outcomes[label]).items():
-                self._write(self.folder / _folder_name(label, index) / name, points)
+        for series, update in self.points.updates(progress).items():
+            if update.points:
+                self._write(self.folder / _folder_name(series.label, series.index) / series.name, update.points)
+
+    def close(self) -> None:
+        """Nothing is left to do, since no file is kept open."""
 
     def _write(self, folder: Path, points: Sequence[Point]) -> None:
         """Add points to the event file in a folder. It is complete after each call, and not kept open."""
@@ -159,65 +283,3 @@ def _folder_name(label: str, index: int) -> str:
     """The label, if it can be the name of a folder everywhere; else one that is like it."""
     name = re.sub(r"[^\w+=.,() -]", "_", label)
     return label if name == label and not label.startswith(".") else f"{index}-{name}"
-
-
-class _Label:
-    """What has been written of a label's trials, and what waits to become a mean."""
-
-    def __init__(self, num_trials: int):
-        self.num_trials = num_trials
-        self.trials: dict[int, _Trial] = {}
-        self.waiting: dict[tuple[int, float, int], list[Point]] = defaultdict(list)  # for the other trials
-
-    def grow(self, outcomes: dict[int, Outcome]) -> dict[str, list[Point]]:
-        """The new points of each trial, and those of the mean."""
-        new: dict[str, list[Point]] = {}
-        for trial, outcome in outcomes.items():
-            points = list(self.trials.setdefault(trial, _Trial()).grow(outcome))
-            if points:
-                new[f"trial-{trial}"] = points
-            for point in points:
-                self.waiting[point.position].append(point)
-        learning = [self.trials[trial].position for trial, outcome in outcomes.items() if outcome.diverged is None]
-        if len(outcomes) == self.num_trials:
-            ready = sorted(point for point in self.waiting if all(point <= reached for reached in learning))
-            if ready:
-                new["mean"] = [_mean(self.waiting.pop(position)) for position in ready]
-        return new
-
-
-class _Trial:
-    """How much has been written of one trial."""
-
-    def __init__(self) -> None:
-        self.position: tuple[int, float, int] = (0, -1, 0)  # the position of the last point
-        self.step = 0
-        self.steps_before = 0  # the task that is being learned
-        self.num_records = self.num_rows = 0
-
-    def grow(self, outcome: Outcome) -> Iterator[Point]:
-        """A point for each record that is new, and one for each task that has been learned since."""
-        for record in outcome.records[self.num_records :]:
-            if record.task > self.num_rows:
-                yield self._end_task(outcome)
-            number = self.position[2] + 1 if self.position[:2] == (record.task, record.epoch) else 0
-            self.position, self.step = (record.task, record.epoch, number), self.steps_before + record.step + 1
-            values = {tag: getattr(record, name) for name, tag in TAGS.items()}
-            yield Point(self.position, self.step, {tag: v for tag, v in values.items() if not math.isnan(v)})
-        self.num_records = len(outcome.records)
-        if self.num_rows < len(outcome.rows):
-            yield self._end_task(outcome)
-
-    def _end_task(self, outcome: Outcome) -> Point:
-        """The accuracies after a task, on each task so far, at its last step."""
-        task = self.num_rows
-        row = outcome.rows[task][: task + 1]  # without the next task, which is there for forward transfer
-        accuracies = {f"accuracy/task_{n + 1}": accuracy for n, accuracy in enumerate(row)}
-        self.position, self.steps_before, self.num_rows = (task, math.inf, 0), self.step, task + 1
-        return Point(self.position, self.step, {"accuracy/average": float(np.mean(row)), **accuracies})
-
-
-def _mean(points: list[Point]) -> Point:
-    """Of several trials at one position; at the mean of their steps, where those differ."""
-    values = {tag: float(np.mean([point.values[tag] for point in points])) for tag in points[0].values}
-    return Point(points[0].position, round(np.mean([point.step for point in points])), values)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from engram.common.errors import InputError, reason
 from engram.common.files import locked, remove_unfinished
@@ -18,11 +18,13 @@ from engram.engine.learner import Progress, Report, StopAsked, never_stop, no_re
 from engram.engine.loop import RECORDS_PER_EPOCH
 from engram.engine.stacks import Source, digest
 from engram.engine.training import Runtime, Training, check_learned, check_together
-from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, now, versions
+from engram.runs.display import ProgressLines
+from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, logged_lines, now, versions
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
-from engram.runs.log import ProgressLines, TensorBoard, check_log, logged_lines
+from engram.runs.log import check_log
 from engram.runs.result import Result, results_of
 from engram.runs.run import Run, has_started, read_run
+from engram.runs.servers import start_log
 
 CHECKPOINTS = "checkpoints"
 
@@ -65,7 +67,7 @@ def start_run(
         path: a new or empty folder.
         command: saved, so that it can be run again.
         runtime: where and how to compute.
-        log: "tensorboard" to write event files into the folder too.
+        log: "tensorboard" to write event files into the folder too; "mlflow" or "wandb" to log there.
         about: more to save in `run.json`, such as the part of a reproduction.
         dynamics: whether to write `dynamics.csv`.
         one_of_many: whether a run in which every trial fails at once is kept, and not refused: the others go on.
@@ -100,6 +102,7 @@ def start_run(
             "environment": environment,
             "versions": versions(),
             "log": log,
+            "log_id": None if log is None else uuid4().hex[:12],  # names the run in MLflow and W&B
             "dynamics": dynamics,
             "settings": digest(configs),
             "data": [dataset.provenance() for dataset in datasets],
@@ -265,10 +268,8 @@ def _train(folder: RunFolder, training: Training, seconds_between: float, report
     """From the folder's checkpoints, if there are any, to the end."""
     lines = ProgressLines(logged_lines(folder.path))
     data = folder.about["data"]
-    reports = [report]
-    if folder.about.get("log") is not None:  # event files start again, from what the checkpoints hold
-        shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
-        reports.insert(0, TensorBoard(folder.path / "tensorboard"))
+    notes: list[str] = []
+    log = start_log(folder.about.get("log"), folder.path, str(folder.about.get("log_id")), notes.append)
 
     def results() -> dict[str, Result]:
         return results_of(folder.configs, training.outcomes, data)
@@ -277,16 +278,20 @@ def _train(folder: RunFolder, training: Training, seconds_between: float, report
         for line in (*lines.task_lines(progress), *lines.warnings(progress)):
             folder.log(line)
         problem = folder.save(results, new=progress.task_ended)
-        for each in reports:
-            each(progress)
-        if problem:
-            on_progress(replace(progress, task_ended=False, note=problem))
+        log(progress)
+        report(progress)
+        notes.extend([problem] if problem else [])
+        while notes:
+            on_progress(replace(progress, task_ended=False, note=notes.pop(0)))
 
     checkpoints = CheckpointFolder(folder.path / CHECKPOINTS)
     try:
         training.run(checkpoints.path, seconds_between, on_progress, stop_asked)
     except BaseException:
         folder.stop(results)
+        log.close()
+        for note in notes:
+            folder.log(note)
         raise
     found = results()
     folder.finish(found)
