@@ -19,12 +19,11 @@ AGREE = {
     "mask_training examine",
     "stack": "consolidate_every epochs batch_size",
     "section": "network hidden leaky_slope input_mean input_std eta_range alpha trace_gradient trace_scale "
-    "trace_centred trace_write baseline_head head_bias head_dropout rare_until num_keys normalised random_features "
-    "random_window "
-    "top_k learn_features memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
+    "trace_centred trace_write baseline_head head_bias num_keys normalised random_features random_window "
+    "top_k shrinkage learn_features memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
     "der_beta generator_hidden generator_latent generator_labels joint_start joint_steps optimizer momentum",
-    "free": "method initialisation eta alpha_init learn_eta head_init head_gain baseline_trace shrinkage strength "
-    "penalty_step regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 "
+    "free": "method initialisation eta alpha_init learn_eta head_init head_gain baseline_trace head_dropout rare_until "
+    "strength penalty_step regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 "
     "beta2 adam_eps reset_optimizer",
 }
 STAGES = {

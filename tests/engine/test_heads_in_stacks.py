@@ -42,6 +42,7 @@ def test_a_stack_is_each_alone(head: str, protect: str) -> None:
         ("neuromodulated", "alpha_init", (0.01, 0.5)),
         ("retroactive", "eta", (0.01, 0.5)),
         ("hebbian-softmax", "head_init", ("linear", "published")),
+        ("hebbian-softmax", "rare_until", (3.0, 30.0)),
         ("balanced", "head_gain", (0.3, 3.0)),
         ("balanced", "head_dropout", (0.2, 0.8)),
     ],

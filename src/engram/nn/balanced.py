@@ -73,7 +73,7 @@ class BalancedSoftmax(Head):
         self.head_init, self.head_gain = head_init, head_gain
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.register_buffer("around", torch.empty(out_features))
-        self.register_buffer("dropout", torch.tensor(float(head_dropout)))
+        self.register_buffer("dropout", torch.tensor(float(head_dropout)), persistent=False)
         self.register_buffer("key", torch.empty((), dtype=torch.int64))
         self.register_buffer("batches", torch.empty((), dtype=torch.int64))
         self.reset_parameters()

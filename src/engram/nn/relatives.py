@@ -47,6 +47,7 @@ class HebbianSoftmax(Head):
     count: Tensor  # n (C, 1)
     pending: Tensor  # h̄ (C, m) of the last batch
     added: Tensor  # k (C, 1) of the last batch; 0 when it is written
+    until: Tensor  # T (), a tensor, so that models with different ones can be computed together
 
     @typed
     def __init__(
@@ -70,6 +71,7 @@ class HebbianSoftmax(Head):
         self.register_buffer("count", torch.empty(out_features, 1))
         self.register_buffer("pending", torch.empty(out_features, in_features))
         self.register_buffer("added", torch.empty(out_features, 1))
+        self.register_buffer("until", torch.tensor(float(rare_until)), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -86,7 +88,7 @@ class HebbianSoftmax(Head):
     def rate(self) -> Tensor:
         """λ (C, 1) at which the last batch is written; 0 for the classes that it did not have."""
         rate = writing.running_rate(self.added, self.count, self.slowest_rate)
-        return writing.while_rare(rate, self.count, self.rare_until)
+        return writing.while_rare(rate, self.count, self.until)
 
     def in_force(self) -> Tensor:
         """θ (C, m) with the last batch written.

@@ -84,7 +84,7 @@ def running_rate(added: Tensor, count: Tensor, slowest: float = 0.0) -> Tensor:
     return torch.where(added > 0, rate, 0)
 
 
-def while_rare(rate: Tensor, count: Tensor, limit: float) -> Tensor:
+def while_rare(rate: Tensor, count: Tensor, limit: Tensor | float) -> Tensor:
     """λ_c while n_c < T, then 0: a class that was seen often is left to the gradient.
 
     Args:
