@@ -23,8 +23,8 @@ AGREE = {
     "top_k shrinkage learn_features memory_size rehearsal_batch rehearsal_weight distillation_temperature der_alpha "
     "der_beta generator_hidden generator_latent generator_labels joint_start joint_steps optimizer momentum",
     "free": "method initialisation eta alpha_init learn_eta head_init head_gain baseline_trace head_dropout rare_until "
-    "strength penalty_step regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay beta1 "
-    "beta2 adam_eps reset_optimizer",
+    "strength penalty_step regularize_alpha protect gamma fisher_labels xi temperature learning_rate weight_decay "
+    "beta1 beta2 adam_eps reset_optimizer",
 }
 STAGES = {
     "method": "method",
