@@ -1,4 +1,4 @@
-"""Fill the numbers and tables of docs/reproduction.md and of the README from results/, and draw their pictures.
+"""Fill the numbers and tables of docs/reproduction.md, its appendices and the README from results/, and draw pictures.
 
 A gap in the text is `<!-- NAME --><!-- end -->`. What stands between the two comments is replaced by what `gaps` has
 under that name; everything outside gaps is left as it is.
@@ -9,17 +9,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import STEADY, title_of
 from engram.report.layout import Table
-from engram.report.pairs import baseline_of
-from engram.report.tables import final, final_accuracy, so_far
-from engram.reproduction.folder import Reproduction, Runs, missing_from_part, read_reproduction
+from engram.report.tables import final, so_far
+from engram.reproduction.folder import Reproduction, Runs, read_reproduction
 from engram.reproduction.page import draw_overview
-from engram.reproduction.rungs import OPPONENTS, ladder_table
-from engram.reproduction.study import PLASTIC
+from engram.reproduction.rungs import (
+    OPPONENTS,
+    SEARCHED,
+    cells_within,
+    gains_within,
+    ladder_table,
+    rung_differences,
+    settings_table,
+    verdicts_table,
+)
 from engram.reproduction.tables import (
     accuracy_table,
     baseline_table,
@@ -38,10 +46,11 @@ from engram.reproduction.tables import (
     transfer_table,
     worst_table,
 )
-from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs
+from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs, where
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("docs/reproduction.md", "README.md")
+APPENDICES = ("table-one", "settings", "why", "steady", "runs")
+DOCUMENTS = ("docs/reproduction.md", *(f"docs/reproduction/{name}.md" for name in APPENDICES), "README.md")
 GAP = re.compile(r"<!-- (?P<name>[^>]+?) -->(?P<content>(?:(?!<!--).)*)<!-- end -->", re.DOTALL)
 
 
@@ -67,7 +76,23 @@ def fill(text: str, known: Mapping[str, str]) -> str:
 def gaps(reproduction: Reproduction) -> dict[str, str]:
     """Everything that a document can be filled with, by the names of its gaps."""
     runs, folder = reproduction.runs, reproduction.folder
-    return {**_numbers(runs, folder), **_tables(runs, folder), "missing": _missing(reproduction.missing)}
+    known = {**_numbers(runs, folder), **_of_rungs(runs), **_tables(runs, folder)}
+    return {**known, "missing": _missing(reproduction.missing)}
+
+
+def _of_rungs(runs: Runs) -> dict[str, str]:
+    known: dict[str, str] = {}
+    for rung, opponent in product((1, 2, 3), OPPONENTS):
+        found = rung_differences(runs, rung, opponent)
+        known[f"rung {rung}: {opponent}"] = f"of {len(found)} differences {positions(found)}"
+        above = sum(where(difference) == "above zero" for difference in found)
+        known[f"rung {rung}: {opponent} above"] = f"{above} of {len(found)}"
+        mean = 100 * sum(difference.mean for difference in found) / len(found)
+        known[f"rung {rung}: {opponent} mean"] = f"{mean:+.2f} points in the mean"
+    for name, within in (("cells", cells_within), ("gains", gains_within)):
+        known[name] = str(within(runs, 1)[1])
+        known |= {f"{name} within {limit}": str(within(runs, limit)[0]) for limit in (1, 3)}
+    return known
 
 
 def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
@@ -108,6 +133,8 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: accuracy": accuracy_table(runs).to_markdown(),
         "table: transfer": transfer_table(runs).to_markdown(),
         "tables: ladder": _joined(table for name in OPPONENTS if (table := ladder_table(runs, name)).rows),
+        "table: verdicts": verdicts_table(runs).to_markdown(),
+        "tables: settings": "\n".join(_settings(runs, benchmark) for benchmark in PAPER_BENCHMARKS),
         "tables: so far": _joined(table for table in unfinished if table is not None),
         "table: diverged": _joined(table for table in [diverged_table(runs)] if table.rows),
         "table: baselines": baseline_table(runs).to_markdown(),
@@ -122,28 +149,17 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "tables: selection": _joined(selection_tables(folder)),
         "table: data": data_table(runs).to_markdown(),
         "table: times": times_table(runs).to_markdown(),
-        "table: results": readme_table(runs),
     }
-
-
-def readme_table(runs: Runs) -> str:
-    """The README's: every benchmark that was learned to its end, with each penalty."""
-    rows = []
-    for benchmark in PAPER_BENCHMARKS:
-        table, variant = (runs.get((benchmark, part)) for part in ("table", "variant"))
-        if table is None or variant is None or missing_from_part(table):
-            continue
-        for method in PLASTIC:
-            name = baseline_of(method)
-            ours = [table.results[name], table.results[method], variant.results[method]]
-            theirs = [f"{PAPER_RESULTS[benchmark][m][0]:.2f}" for m in (name, method)]
-            rows.append((f"{title_of(benchmark)}: {name}", *map(final_accuracy, ours), *theirs))
-    columns = ("", "without DHP", "with DHP", "with the steady trace", "paper without", "paper with")
-    return Table("", columns, rows).to_markdown().partition("\n\n")[2]
 
 
 def _joined(tables: Iterable[Table]) -> str:
     return "\n".join(table.to_markdown() for table in tables)
+
+
+def _settings(runs: Runs, benchmark: str) -> str:
+    """What was tried on a benchmark, under a heading; nothing if nothing was."""
+    tables = [made for made in (settings_table(runs, benchmark, rung) for rung in SEARCHED) if made.rows]
+    return "\n".join([f"## {title_of(benchmark)}\n", *map(_to_the_left, tables)]) if tables else ""
 
 
 def _to_the_left(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""docs/reproduction.md and the README's table say what the results say, and the verdicts follow from them."""
+"""docs/reproduction.md, its appendices and the README say what the results say, and the verdicts follow from them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,22 @@ def test_every_document_is_written_from_the_results() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tools/write_results.py"
 
 
-def test_a_changed_result_changes_both_documents(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "label", "documents"),
+    [
+        ("table", "si", {"table-one", "steady"}),
+        ("rung-2", "dhp+si", {"reproduction", "README"}),
+        ("grid-1", "dhp+si: strength 1", {"settings"}),
+    ],
+)
+def test_a_changed_result_changes_its_documents(part: str, label: str, documents: set[str], tmp_path: Path) -> None:
     shutil.copytree(RESULTS, tmp_path / "results")
-    path = tmp_path / "results" / "split-mnist" / "table"
+    path = tmp_path / "results" / "split-mnist" / part
     run = read_run(path)
-    run.results["si"].accuracy[:, -1, :] -= 0.1
+    run.results[label].accuracy[:, -1, :] -= 0.1
     write_results(path, run.results)
-    for document, text in writer().documents(results=tmp_path / "results").items():
-        assert document.read_text(encoding="utf-8") != text
+    made = writer().documents(results=tmp_path / "results").items()
+    assert {path.stem for path, text in made if path.read_text(encoding="utf-8") != text} == documents
 
 
 def test_every_gap_of_a_document_is_known() -> None:
@@ -64,7 +72,7 @@ def test_every_gap_of_a_document_is_known() -> None:
 
 
 def test_the_table_holds_what_the_results_hold() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reproduction" / "table-one.md").read_text(encoding="utf-8")
     result = read_reproduction(RESULTS).runs["permuted-mnist", "table"].results["dhp+mas"]
     final = 100 * result.accuracy[:, -1].mean(axis=-1)
     assert len(final) == 10
@@ -81,18 +89,22 @@ def test_published_results_are_of_the_settings_that_would_be_run_today() -> None
                 assert result.config == preset(benchmark, method).replace(**STEADY)
 
 
-def test_no_number_of_ours_stands_outside_the_gaps() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    prose = writer().GAP.sub("", text)
+PAGES = [name for name in writer().DOCUMENTS if name != "README.md"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_number_of_ours_stands_outside_the_gaps(name: str) -> None:
+    prose = writer().GAP.sub("", (ROOT / name).read_text(encoding="utf-8"))
     assert "<!--" not in prose
-    prose = re.sub(r"`--part [\w-]+`|`(grid|rung|search)-\d`", "", prose)  # names, not numbers
+    prose = re.sub(r"[Rr]ungs? \d( and \d)?", "", prose)  # names, not numbers
     statistics, strengths_of_the_paper = {"95", "0.05", "0.003"}, {"0.1", "100", "400"}
     assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", prose)) <= statistics | strengths_of_the_paper
 
 
-def test_no_line_of_prose_starts_with_a_gap() -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_no_line_of_prose_starts_with_a_gap(name: str) -> None:
     """A comment at the start of a line ends the paragraph before it, in Markdown."""
-    for line in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
         assert not re.match("<!-- (?!end|tables?: |missing)", line), line
 
 

@@ -103,7 +103,8 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
             print(made.to_text())
     """
     runs = reproduction.runs
-    ladder = [*(rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS), rungs.candidates_table(runs)]
+    ladder = [rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS]
+    ladder += [rungs.verdicts_table(runs), rungs.candidates_table(runs)]
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
@@ -15,7 +16,8 @@ from engram.reproduction import ladder
 from engram.reproduction.folder import Runs
 from engram.reproduction.ladder import ENDINGS, Contestant
 from engram.reproduction.search import best_point, is_inside, settings_at
-from engram.reproduction.verdicts import points
+from engram.reproduction.verdicts import FEWEST_PAIRS, chance, points, where
+from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 from engram.runs.run import Run
 
@@ -96,6 +98,44 @@ def ladder_table(runs: Runs, opponent: str, head: str = "dhp") -> Table:
         ("", "paper", *(f"{rung}: {words}" for rung, words in RUNGS.items())),
         rows,
     )
+
+
+def verdicts_table(runs: Runs) -> Table:
+    """Where the intervals of each rung lie, and how many are firm although many differences are tested.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(verdicts_table(read_reproduction("results").runs).to_text())
+    """
+    rows = []
+    for rung, words in RUNGS.items():
+        for opponent in OPPONENTS:
+            found = rung_differences(runs, rung, opponent)
+            if found:
+                at = [where(difference) for difference in found]
+                tests = sum(position != "–" for position in at)
+                firm = [d.mean > 0 for d in found if d.num_trials >= FEWEST_PAIRS and chance(d) < 0.05 / tests]
+                counts = [str(at.count(f"{side} zero")) for side in ("above", "around", "below")]
+                of_firm = f"{sum(firm)} above, {len(firm) - sum(firm)} below"
+                rows.append((f"{rung}: {words}, minus {opponent}", str(tests), *counts, of_firm))
+    columns = ("rung", "differences", "above zero", "around zero", "below zero", "firm")
+    return Table("DHP on each rung: where the 95% intervals lie", columns, rows)
+
+
+def rung_differences(runs: Runs, rung: int, opponent: str) -> list[Estimate]:
+    """DHP minus an opponent on a rung, on all benchmarks: alone, and with each penalty.
+
+    Args:
+        runs: those of a reproduction.
+        rung: 1 to 4.
+        opponent: "linear" or "matched".
+
+    Example:
+        >>> len(rung_differences(read_reproduction("results").runs, 3, "linear"))
+    """
+    return [pair.accuracy for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, rung, opponent)]
 
 
 def draw_ladder(runs: Runs, opponent: str, head: str = "dhp") -> Drawing:
@@ -220,6 +260,18 @@ def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
                 total += 1
                 near += abs(100 * float(ours.average_accuracy[:, -1].mean()) - accuracy) <= limit
     return near, total
+
+
+def gains_within(runs: Runs, limit: float) -> tuple[int, int]:
+    """The same for the paper's differences between DHP and its baselines.
+
+    Example:
+        >>> near, all_gains = gains_within(read_reproduction("results").runs, 1.0)
+    """
+    pairs = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, 1, "linear")]
+    both = [(100 * pair.accuracy.mean, paper_difference(pair.result.config)) for pair in pairs]
+    known = [(ours, theirs) for ours, theirs in both if theirs is not None and not math.isnan(ours)]
+    return sum(abs(ours - theirs) <= limit for ours, theirs in known), len(known)
 
 
 def _on_rung_1(method: str) -> str:
