@@ -45,6 +45,7 @@ def test_a_stack_is_each_alone(head: str, protect: str) -> None:
         ("hebbian-softmax", "rare_until", (3.0, 30.0)),
         ("balanced", "head_gain", (0.3, 3.0)),
         ("balanced", "head_dropout", (0.2, 0.8)),
+        ("balanced-trace", "head_dropout", (0.2, 0.8)),
     ],
 )
 def test_models_of_a_section_may_start_in_different_ways(head: str, setting: str, values: tuple) -> None:
@@ -66,7 +67,7 @@ def test_a_stack_is_each_alone_on_streams_of_unequal_length(head: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "head", ["hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "balanced", "cope"]
+    "head", ["hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "balanced", "balanced-trace", "cope"]
 )
 @pytest.mark.parametrize("kind", ["permuted", "imbalanced", "split", "mixture"])
 def test_a_relative_learns_on_the_paper_s_benchmarks(head: str, kind: str) -> None:

@@ -274,7 +274,7 @@ def test_with_tf32_sums_and_moments_are_of_the_same_rounded_features(kernels: Mo
         torch.testing.assert_close(found, torch.cov(own, correction=0), rtol=0, atol=0.2)
 
 
-@pytest.mark.parametrize("method", ["steady+si", "steady+mas", "slda+si", "ncm+online-ewc"])
+@pytest.mark.parametrize("method", ["steady+si", "steady+mas", "balanced-trace+mas", "slda+si", "ncm+online-ewc"])
 @pytest.mark.parametrize("kind", ["proximal", "gradient"])
 def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, method: str, kind: str) -> None:
     """A steady trace that is protected in force, and memories on features that learn."""

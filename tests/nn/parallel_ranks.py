@@ -48,12 +48,13 @@ HEADS: dict[str, Callable[[], nn.Module]] = {
     "neuromodulated": lambda: engram.heads.create("neuromodulated", 8, NUM_CLASSES, alpha_init=1.0),
     "retroactive": lambda: engram.heads.create("retroactive", 8, NUM_CLASSES, alpha_init=1.0, eta=0.3),
     "balanced": lambda: engram.heads.create("balanced", 8, NUM_CLASSES),
+    "balanced-trace": lambda: engram.heads.create("balanced-trace", 8, NUM_CLASSES, alpha_init=1.0),
     "cope": lambda: engram.heads.create("cope", 8, NUM_CLASSES, rate=0.2),
     "ncm": lambda: engram.heads.create("ncm", 8, NUM_CLASSES, learn_features=True),
     "slda": lambda: engram.heads.create("slda", 8, NUM_CLASSES, learn_features=True),
     "ridge": lambda: engram.heads.create("ridge", 8, NUM_CLASSES, learn_features=True),
 }
-RELATIVES = ("hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "balanced", "cope", "slda")
+RELATIVES = ("hebbian-softmax", "fast-weights", "neuromodulated", "retroactive", "balanced-trace", "cope", "slda")
 
 PENALTIES: dict[str, Callable[..., engram.Penalty]] = {
     "none": lambda model, **options: engram.NoPenalty(model),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import engram
-from engram.nn.balanced import FADING, RAREST, BalancedSoftmax, mixed
+from engram.nn.balanced import FADING, RAREST, BalancedSoftmax, BalancedTrace, mixed
 
 
 def make(**settings: object) -> BalancedSoftmax:
@@ -27,6 +27,35 @@ def test_training_is_the_equation() -> None:
         torch.testing.assert_close(head(h, y), expected)
         assert not torch.equal(head.kept(), kept)  # the next batch keeps another part
     torch.testing.assert_close(head.eval()(hidden[0]), hidden[0] @ head.weight.T)
+
+
+def test_with_a_trace_it_is_the_steady_head_on_what_is_kept() -> None:
+    """z = (θ + α Ĥ) (k ⊙ h) / (1 − d) + log π, where Hebb is written from what is kept."""
+    torch.manual_seed(0)
+    head = BalancedTrace(20, 4, head_dropout=0.25).double()
+    steady = engram.heads.create("steady", 20, 4).double()
+    steady.load_state_dict({name: tensor for name, tensor in head.state_dict().items() if name in steady.state_dict()})
+    count = torch.zeros(4).double()
+    for _ in range(3):
+        hidden, targets, kept = torch.randn(6, 20).double(), torch.tensor([0, 0, 0, 1, 1, 2]), head.kept()
+        assert set(kept.unique().tolist()) == {0.0, 1 / 0.75}
+        count = (1 - FADING) * count + torch.bincount(targets, minlength=4)
+        expected = steady(hidden * kept, targets) + (count / count.sum()).clamp(min=RAREST).log()
+        torch.testing.assert_close(head(hidden, targets), expected)
+        torch.testing.assert_close(head.hebb, steady.hebb)
+    torch.testing.assert_close(head.eval()(hidden), steady.eval()(hidden))
+    torch.testing.assert_close(head.fold()(hidden), steady(hidden))
+
+
+def test_a_trace_and_its_balance_grow_together() -> None:
+    head = BalancedTrace(20, 4)
+    head(torch.randn(6, 20), torch.tensor([0, 0, 0, 1, 1, 3]))
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    head.grow(6)
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor[:4] if tensor.ndim else tensor, before[name]), name
+    assert head.around.shape == (6,)
+    head(torch.randn(2, 20), torch.tensor([4, 5]))
 
 
 def test_each_batch_keeps_another_part_and_each_feature_as_often() -> None:

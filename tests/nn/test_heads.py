@@ -21,7 +21,7 @@ M, C = 6, 4
 HEADS = engram.heads.list()
 REMEMBER = ("ncm", "slda", "ridge")  # those that learn nothing
 IGNORE_TARGETS = ("linear", "matched")
-NO_SEQUENCES = ("dhp", "dhp-uniform", "steady")  # the paper's layer takes (batch, features) alone
+NO_SEQUENCES = ("balanced-trace", "dhp", "dhp-uniform", "steady")  # the paper's layer takes (batch, features) alone
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, **settings: object) -> Network:
@@ -156,6 +156,7 @@ def test_a_linear_head_folds_with_its_bias() -> None:
 # What each head is made with below, and how it is printed. Sizes come first.
 PRINTED = {
     "balanced": ({"head_dropout": 0.2}, "head_dropout=0.2"),
+    "balanced-trace": ({"head_dropout": 0.2}, "head_dropout=0.2"),
     "cope": ({"rate": 0.5, "temperature": 0.1}, "rate=0.5"),
     "dhp": ({"eta": 0.2, "learn_eta": False}, "eta=0.2, learn_eta=False"),
     "dhp-uniform": ({}, "alpha='uniform'"),

@@ -40,7 +40,8 @@ ScenarioName = Annotated[
     typer.Option("--scenario", help="task, domain or class (docs/scenarios.md).", show_default="the benchmark's own"),
 ]
 Steady = Annotated[
-    bool, typer.Option("--steady", help="DHP with the steady trace (docs/reproduction/steady.md) instead of the paper's.")
+    bool,
+    typer.Option("--steady", help="DHP with the steady trace (docs/reproduction/steady.md) instead of the paper's."),
 ]
 Settings = Annotated[
     list[str] | None,

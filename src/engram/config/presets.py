@@ -15,9 +15,9 @@ from engram.config.effect import has_effect, refuse_without_effect
 from engram.config.methods import CUSTOM, check_method, parts_of
 from engram.config.settings import SETTINGS, Config, check_name, from_dict, names_of
 
-# The steady trace: the form of the DHP Softmax in which it helps (docs/reproduction/steady.md says how it was found). The
-# trace is a slow mean of each class's activations minus the mean over classes; it is read at a size that does not
-# depend on theirs; the loss is not differentiated through it; and a penalty protects slow plus fast weights.
+# The steady trace (docs/reproduction/steady.md says how it was found). The trace is a slow mean of each class's
+# activations minus the mean over classes; it is read at a size that does not depend on theirs; the loss is not
+# differentiated through it; and a penalty protects slow plus fast weights.
 STEADY: dict[str, Any] = {
     "trace_scale": 2.0,
     "trace_centred": True,

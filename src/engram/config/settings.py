@@ -107,7 +107,7 @@ class Config:
     baseline_trace: float = setting(POSITIVE, default=1.0, stage="head")
     head_bias: bool = setting(default=False, stage="head", agree="section")  # of the linear head
 
-    head_dropout: float = setting(BELOW_ONE, default=0.5, stage="head")  # balanced
+    head_dropout: float = setting(BELOW_ONE, default=0.5, stage="head")  # balanced, balanced-trace
     rare_until: float = setting(NOT_NEGATIVE, default=500.0, stage="head")  # hebbian-softmax
     # fast-weights
     num_keys: int = setting(at_least(1), at_most(MAX_FEATURES), default=64, stage="head", agree="section")

@@ -127,15 +127,13 @@ class DHPSoftmax(nn.Module):
             raise InputError(f"trace_scale must be above 0, not {trace_scale}")
         if alpha_init < 0:
             raise InputError(f"alpha_init must be at least 0, not {alpha_init}")
-        self.in_features = in_features
-        self.out_features = out_features
-        self.eta_range = eta_range
+        self.in_features, self.out_features = in_features, out_features
         shape = (out_features, in_features)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.alpha = nn.Parameter(torch.empty(shape if alpha == "synapse" else (), device=device, dtype=dtype))
         self.eta = nn.Parameter(torch.empty((), device=device, dtype=dtype), requires_grad=learn_eta)
         self.register_buffer("hebb", torch.empty(shape, device=device, dtype=dtype))
-        self.initial_eta = eta
+        self.initial_eta, self.eta_range = eta, eta_range
         self.alpha_init = alpha_init
         self.trace_gradient = trace_gradient
         self.trace_scale = trace_scale
@@ -176,7 +174,11 @@ class DHPSoftmax(nn.Module):
         target = self._check_target(hidden, target)
         if torch.is_autocast_enabled(hidden.device.type):
             with torch.autocast(hidden.device.type, enabled=False):  # the trace is a sum of small changes
-                return self._write_then_read(hidden.to(self.weight.dtype), target)
+                return self._learn(hidden.to(self.weight.dtype), target)
+        return self._learn(hidden, target)
+
+    def _learn(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """The logits of a training batch. A layer that changes what goes in or what comes out overrides this."""
         return self._write_then_read(hidden, target)
 
     def _write_then_read(self, hidden: Tensor, target: Tensor) -> Tensor:

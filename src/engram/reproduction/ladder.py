@@ -40,13 +40,14 @@ KNOBS = {
     "dhp-uniform": Axis("alpha_init", 0.01, 5.0),
     "steady": Axis("alpha_init", 0.1, 5.0),
     "balanced": Axis("head_dropout", 0.5, 3.0, fraction=True),
+    "balanced-trace": Axis("head_dropout", 0.25, 3.0, fraction=True),
     "hebbian-softmax": Axis("rare_until", 500.0, 5.0),
     "fast-weights": Axis("num_keys", 64, 2.0, whole=True),
     "neuromodulated": Axis("alpha_init", 0.01, 5.0),
 }
 
 # Heads of which one may become the form that is recommended: docs/form.md says how it is chosen.
-CANDIDATES = ("steady", "balanced")
+CANDIDATES = ("steady", "balanced", "balanced-trace")
 
 # The mixture's networks take ten times as long. So they have fewer epochs where settings are chosen; and on rung 4
 # fewer points are tried, and the final run is as short, with fewer trials.

@@ -79,7 +79,7 @@ class LateMoment:
 
 
 def fuse_heads(model: nn.Module, kernels: ModuleType, moments: Mapping[str, LateMoment]) -> None:
-    """Replace the forward passes, or the writing, of heads that the kernels know.
+    """Replace how heads that the kernels know write, and what they then read.
 
     Args:
         model: the skeleton of a section.
@@ -90,12 +90,18 @@ def fuse_heads(model: nn.Module, kernels: ModuleType, moments: Mapping[str, Late
         >>> fuse_heads(model, kernels, {})
     """
     for name, module in model.named_modules():
-        if isinstance(module, DHPSoftmax) and type(module).forward is DHPSoftmax.forward:
+        if isinstance(module, DHPSoftmax) and _is_called_as_it_is(module):
             fits = module.alpha.ndim == 2 and module.out_features <= LARGEST_HEAD
             if fits and (module.literal or is_steady(module)):
-                module.forward = _plastic_of(module, kernels)  # type: ignore[method-assign]
+                module._write_then_read = _plastic_of(module, kernels)  # type: ignore[method-assign]
+                module.forward = module._learn  # type: ignore[method-assign, assignment]  # checks nothing
         if writes_sums(module):
             module._write = _sums_of(module, kernels, moments.get(name))
+
+
+def _is_called_as_it_is(head: DHPSoftmax) -> bool:
+    kind = type(head)
+    return kind.forward is DHPSoftmax.forward and kind._write_then_read is DHPSoftmax._write_then_read
 
 
 def is_steady(module: nn.Module) -> bool:
@@ -115,7 +121,7 @@ def is_steady(module: nn.Module) -> bool:
 
 
 def is_movable(head: DHPSoftmax) -> bool:
-    """Whether the kernels can move the anchors of this head's weight with its fast part.
+    """Whether the kernels can move the anchors of this head's weight with its fast part, as a DHP Softmax has it.
 
     Args:
         head: any.
@@ -124,7 +130,8 @@ def is_movable(head: DHPSoftmax) -> bool:
         >>> is_movable(engram.DHPSoftmax(4, 2))
         True
     """
-    return head.alpha.ndim == 2 and head.in_features <= WIDEST_HEAD
+    own = type(head).read is DHPSoftmax.read and type(head).fast_part_of is DHPSoftmax.fast_part_of
+    return own and head.alpha.ndim == 2 and head.in_features <= WIDEST_HEAD
 
 
 def writes_sums(module: nn.Module) -> bool:
@@ -145,11 +152,11 @@ def writes_sums(module: nn.Module) -> bool:
 def _plastic_of(head: DHPSoftmax, kernels: ModuleType) -> Callable[..., Tensor]:
     form = None if head.literal else (head.trace_centred, head.trace_scale)
 
-    def forward(hidden: Tensor, target: Tensor | None = None) -> Tensor:
+    def write_then_read(hidden: Tensor, target: Tensor) -> Tensor:
         how = (head.eta_range == "unit", form, kernels)
         return mapped(StackedPlastic, hidden, target, head.weight, head.alpha, head.eta, head.hebb, *how)
 
-    return forward
+    return write_then_read
 
 
 def _sums_of(head: MemoryHead, kernels: ModuleType, moment: LateMoment | None) -> Callable[..., None]:

@@ -169,7 +169,7 @@ class Section:
                 continue
             moving, name = step.moving, step.moving.layer
             layer = self.still.get_submodule(name)
-            if self.kernels is not None and type(layer) is DHPSoftmax and is_movable(layer):
+            if self.kernels is not None and isinstance(layer, DHPSoftmax) and is_movable(layer):
                 alpha, hebb = self.rows.parameters[f"{name}.alpha"], self.rows.buffers[f"{name}.hebb"]
                 rows = (step.gain, moving.shift, step.shift, moving.models, moving.held)
                 self.kernels.move_shift(alpha, hebb, *rows, moving.is_slope, layer.trace_scale)
