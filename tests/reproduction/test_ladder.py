@@ -67,6 +67,17 @@ def test_every_contestant_tries_as_many_settings() -> None:
         assert {tried.count(name) for name in tried} == {number}
 
 
+def test_networks_have_fewer_epochs_where_many_are_trained_to_choose_settings() -> None:
+    for benchmark, of_grids, of_searches in (
+        ("permuted-mnist", 20, 10),
+        ("split-mnist", 10, 10),
+        ("vision-mixture", 10, 10),
+    ):
+        assert {config.epochs for config in ladder.STEPS["grid-1"].configs(benchmark, ()).values()} == {of_grids}
+        assert {config.epochs for config in ladder.STEPS["search-1"].configs(benchmark, ()).values()} == {of_searches}
+    assert {each.config.epochs for each in ladder.with_one_budget("permuted-mnist")} == {20}
+
+
 def test_on_rung_3_and_4_every_head_starts_as_the_published_layer() -> None:
     for contestants in (ladder.of_one_initialisation, ladder.with_one_budget):
         assert {each.config.head_init for each in contestants("permuted-mnist")} == {"published"}

@@ -13,7 +13,7 @@ rung ends with ten trials on the test samples, and all rungs share their trials,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engram.common.errors import InputError
@@ -49,9 +49,14 @@ KNOBS = {
 # Heads of which one may become the form that is recommended: docs/form.md says how it is chosen.
 CANDIDATES = ("steady", "balanced", "balanced-trace")
 
-# The mixture's networks take ten times as long. So they have fewer epochs where settings are chosen; and on rung 4
-# fewer points are tried, and the final run is as short, with fewer trials.
+# On rung 4 many networks are trained to choose settings, so they have half of the epochs there. The mixture's networks
+# take ten times as long. So they have fewer epochs wherever settings are chosen; and on rung 4 fewer points are tried,
+# and the final run is as short, with fewer trials.
 SHORTER: dict[str, dict[str, Any]] = {"vision-mixture": {"epochs": 10}}
+HALF: dict[str, dict[str, Any]] = {
+    "permuted-mnist": {"epochs": 10},
+    "imbalanced-permuted-mnist": {"epochs": 10},
+}
 FEWER_ROUNDS = {"vision-mixture": (7, 3)}
 FEWER_TRIALS: dict[str, dict[str, Any]] = {"vision-mixture": {"trials": 5}}
 
@@ -63,6 +68,7 @@ class Contestant:
     Args:
         config: its settings in the final run, but for those that are searched.
         axes: what is searched.
+        trying: how the settings differ where points are tried.
 
     Example:
         >>> Contestant(preset("split-mnist", "linear+si", head_init="published")).label
@@ -71,6 +77,7 @@ class Contestant:
 
     config: Config
     axes: tuple[Axis, ...] = ()
+    trying: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -83,7 +90,7 @@ class Contestant:
         settings = settings_at(self.axes, point)
         words = ", ".join(f"{name} {value:g}" for name, value in settings.items())
         shorter = SHORTER.get(self.config.benchmark, {})
-        choosing = {**settings, **shorter, **CHOOSING, "trials": TRIALS_OF_A_SETTING}
+        choosing = {**settings, **shorter, **self.trying, **CHOOSING, "trials": TRIALS_OF_A_SETTING}
         return f"{self.label}: {words}", self.config.replace(**choosing)
 
     def chosen(self, scores: Mapping[Point, float]) -> Config:
@@ -116,7 +123,8 @@ def with_one_budget(benchmark: str) -> list[Contestant]:
     for head, knob in KNOBS.items():
         for each in _contestants(benchmark, (head,), **PUBLISHED, **shorter):
             rate = Axis("learning_rate", 0.03, RATE_FACTOR)
-            found.append(Contestant(each.config, (rate, *_with_strength(each).axes, knob)))
+            axes = (rate, *_with_strength(each).axes, knob)
+            found.append(Contestant(each.config, axes, HALF.get(benchmark, {})))
     return found
 
 
