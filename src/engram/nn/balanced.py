@@ -22,7 +22,12 @@ RAREST = 1e-6  # the share of a class that is not around at all: its logarithm i
 WORD = 2**32 - 1
 
 
-@HEADS.register("balanced", listed=False, settings="head_dropout head_init head_gain")
+@HEADS.register(
+    "balanced",
+    listed=False,
+    settings="head_dropout head_init head_gain",
+    words="an output layer that drops features and allows for how frequent each class is",
+)
 class BalancedSoftmax(Head):
     """A softmax layer that remembers how frequent each class is, and reads a random part of its features:
 

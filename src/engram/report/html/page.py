@@ -65,7 +65,7 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0; padding
 .notice ul { margin: 0; padding-left: 1.125rem; overflow-wrap: anywhere; }
 .notice.quick p { color: var(--warn); font-size: 1.125rem; }
 .scroll { overflow-x: auto; margin: 0 0 2.25rem;
-  /* where there is more to scroll to, the edge is shaded: the upper two layers move with the table and cover the others */
+  /* shaded where there is more to scroll to: the upper two layers move with the table, and cover the others */
   background: linear-gradient(to right, var(--paper) 40%, transparent) left / 3rem 100% no-repeat local,
     linear-gradient(to left, var(--paper) 40%, transparent) right / 3rem 100% no-repeat local,
     linear-gradient(to right, var(--shade), transparent) left / .8rem 100% no-repeat scroll,
@@ -89,6 +89,8 @@ figure svg { display: block; width: 100%; height: auto; overflow: visible;
   stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { margin-top: .75rem; color: var(--soft); font-size: .875rem; line-height: 1.5; }
 details { margin-top: .5rem; font-size: .875rem; }
+details.folded { margin: 1rem 0; font-size: 1rem; }
+.folded > summary { font-weight: 600; }
 summary { color: var(--accent); cursor: pointer; }
 details .title { margin-top: .75rem; }
 details table { font-size: .8125rem; }
@@ -162,7 +164,8 @@ def notice(title: str, sentences: Sequence[str], kind: str = "missing") -> Html:
     if not sentences:
         return Html("")
     items = "".join(f"<li>{_sentence(sentence)}</li>" for sentence in sentences)
-    return Html(f'<aside class="notice {escape(kind)}"><p>{escape(title)}</p><ul>{items}</ul></aside>')
+    head = f"<p>{escape(title)}</p>" if title else ""
+    return Html(f'<aside class="notice {escape(kind)}">{head}<ul>{items}</ul></aside>')
 
 
 def table(content: Table, kind: str = "") -> Html:
@@ -189,6 +192,11 @@ def figure(drawing: Drawing, prefix: str) -> Html:
         f"<figcaption>{escape(drawing.caption)}</figcaption>"
         f"<details><summary>The numbers</summary>{table(drawing.numbers)}</details></figure>"
     )
+
+
+def folded(title: str, blocks: Sequence[Html]) -> Html:
+    """Blocks that are long and seldom read, to unfold; on paper they are unfolded."""
+    return Html(f'<details class="folded"><summary>{escape(title)}</summary>{"".join(blocks)}</details>')
 
 
 def figures(drawings: Sequence[Drawing], prefix: str) -> Html:
