@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from chromium import PROGRAM, Browser, start_browser
 
 import engram
 
@@ -118,3 +121,62 @@ def test_a_link_to_a_notebook_leads_to_its_page_which_offers_the_file(site: dict
     assert "notebooks/forgetting.html" in site["quickstart.html"].links
     assert "fair-comparison.html" in site["notebooks/forgetting.html"].links
     assert "forgetting.ipynb" in site["notebooks/forgetting.html"].links
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if PROGRAM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with start_browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+def wait_until(browser: Browser, condition: str) -> None:
+    until = time.monotonic() + 30
+    while not browser.evaluate(condition):
+        assert time.monotonic() < until, condition
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["index.html", "guides/runs.html"])
+def test_search_works_from_a_folder(site: dict[str, Page], browser: Browser, name: str) -> None:
+    browser.open(site[name].path)
+    browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+    wait_until(browser, "document.querySelector('.md-search-result__meta').textContent.includes('Type to start')")
+    browser.send("Input.insertText", text="forgettin")
+    for kind in ("keyDown", "keyUp"):  # the page listens to keys
+        browser.send("Input.dispatchKeyEvent", type=kind, key="g", text="g" if kind == "keyDown" else "")
+    wait_until(browser, "document.querySelectorAll('.md-search-result__link').length > 3")
+    links = browser.evaluate("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
+    assert any(link.startswith(site["notebooks/forgetting.html"].path.as_uri()) for link in links)
+    assert browser.complaints() == []
+    assert all(address.startswith(("file:", "data:")) for address in browser.requests())
+
+
+@pytest.mark.slow
+def test_a_page_of_more_than_six_screens_has_a_table_of_contents(site: dict[str, Page], browser: Browser) -> None:
+    num_long = 0
+    for name, page in site.items():
+        browser.open(page.path, width=1280, height=900)
+        if browser.evaluate("document.documentElement.scrollHeight") > 6 * 900:
+            num_long += 1
+            links = "[...document.querySelectorAll('.md-sidebar--secondary .md-nav__link')]"
+            assert browser.evaluate(f"{links}.filter(link => link.checkVisibility()).length") >= 2, name
+    assert num_long > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_wide_table_of_the_site_shows_on_a_phone_that_it_scrolls(
+    site: dict[str, Page], browser: Browser, dark: bool
+) -> None:
+    browser.open(site["reproduction.html"].path, width=390, height=844, dark=dark)
+    assert browser.evaluate("document.documentElement.scrollWidth") == 390
+    shadows = browser.evaluate(
+        """[...document.querySelectorAll('.md-typeset__table, .md-typeset__scrollwrap, .output .scroll')]
+            .filter(box => box.scrollWidth > box.clientWidth + 1)
+            .map(box => getComputedStyle(box).backgroundImage)"""
+    )
+    assert len(shadows) > 5
+    assert all("gradient" in shadow for shadow in shadows)

@@ -466,3 +466,15 @@ def test_labels_with_different_numbers_of_tasks_are_drawn_together() -> None:
     for drawing in draw({"two": make_result("dhp"), "five": of_paper("dhp")}):
         assert drawing.to_bytes("svg")
         assert {len(row) for row in drawing.numbers.rows} == {len(drawing.numbers.columns)}
+
+
+def test_the_axis_of_a_trace_that_hardly_changes_has_ticks_that_can_be_read() -> None:
+    result = make_result("dhp")
+    for k, row in enumerate(result.dynamics):
+        row["alpha_norm"] = 0.36215 + 1e-7 * k
+    axes = trace_dynamics({"dhp": result}).figure.axes[-1]
+    low, high = axes.get_ylim()
+    assert high - low >= 0.003
+    axes.figure.draw_without_rendering()
+    assert axes.yaxis.get_offset_text().get_text() == ""
+    assert max(len(label.get_text()) for label in axes.get_yticklabels()) <= 6

@@ -7,15 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pages import ALL, EVIL, NAN, check_page, make_result, read, run_of
 
 from builders import labelled, write_run
 from engram.common.errors import InputError
+from engram.config.methods import in_words as in_sentence
+from engram.config.methods import known_methods
+from engram.config.presets import STEADY
 from engram.report.html import run_page, write_report
 from engram.report.html.page import facts, notice, paragraph, table
-from engram.report.html.run_page import in_words, missing_from_run
-from engram.report.layout import Table
+from engram.report.html.run_page import missing_from_run
+from engram.report.layout import Table, in_words
+from engram.report.tables import run_verdict
 from engram.runs.result import Divergence, Result
 
 
@@ -234,3 +239,68 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(InputError, match="there is no folder"):
         write_report(tmp_path / "nowhere")
+
+
+def shifted(method: str, accuracies: list[float], **changes: Any) -> Result:
+    """A Result whose trials have these average accuracies after the last task."""
+    result = make_result(method, trials=len(accuracies), **changes)
+    shape = np.array(accuracies)[:, None, None]
+    return replace(result, accuracy=np.where(np.isnan(result.accuracy), NAN, shape))
+
+
+def test_a_page_opens_with_a_verdict_and_ends_with_what_is_missing() -> None:
+    page = run_page(run_of(shifted("si", [0.6, 0.7, 0.8]), shifted("dhp+si", [0.72, 0.81, 0.93])))
+    text = check_page(page)
+    verdict = text.index("dhp+si has the highest of 2 mean accuracies: 82.00% over all tasks after the last")
+    assert verdict < text.index("trials 3")
+    assert "Trial by trial, all others are clearly worse. The DHP Softmax improves si," in text
+    sections = re.findall('<section id="(.*?)">', run_page(run_of(make_result("si"))))
+    assert sections == ["results", "figures", "methods", "settings", "missing"]
+
+
+def test_a_verdict_names_what_cannot_be_told_apart() -> None:
+    close = run_verdict(labelled([shifted("si", [0.6, 0.7, 0.8]), shifted("dhp+si", [0.7, 0.6, 0.9])]))
+    assert close[0].startswith("dhp+si has the highest of 2 mean accuracies: 73.33%")
+    assert close[1:] == [
+        "Trial by trial, si cannot be told apart from it.",
+        "The DHP Softmax makes no clear difference to si, by the accuracy after the last task.",
+    ]
+    harmed = run_verdict(labelled([shifted("si", [0.6, 0.7, 0.8]), shifted("dhp+si", [0.5, 0.61, 0.69])]))
+    assert harmed[-1] == "The DHP Softmax harms si, by the accuracy after the last task."
+
+
+def test_a_verdict_sets_rehearsal_apart_and_says_what_it_does_not_know() -> None:
+    said = run_verdict(
+        labelled([shifted("si", [0.6, 0.7]), shifted("finetune", [0.5, 0.5]), shifted("joint", [0.9, 0.9])])
+    )
+    assert said[0].startswith("si has the highest of 2 mean accuracies without rehearsal: 65.00%")
+    assert "With rehearsal, for scale: joint 90.00%." in said
+    assert run_verdict(labelled([shifted("si", [0.6])])) == [
+        "si has a mean accuracy of 60.00% over all tasks after the last (1 trial)."
+    ]
+    assert run_verdict(labelled([shifted("si", [NAN])]), finished=False) == [
+        "The run is not finished; this is what it has so far.",
+        "No trial has learned all tasks.",
+    ]
+
+
+def test_a_page_explains_its_methods() -> None:
+    text = check_page(run_page(run_of(make_result("finetune"), make_result("dhp+mas"))))
+    assert "dhp+mas The paper's output layer, slow weights with a Hebbian trace of each class; and a penalty" in text
+    assert "A method that names no head has matched: An output layer with two sets of slow weights" in text
+    assert "The trace of dhp is the steady form" not in text
+    assert "The trace of dhp is the steady form" in check_page(run_page(run_of(make_result("dhp", **STEADY))))
+
+
+@pytest.mark.parametrize("method", known_methods())
+def test_every_method_has_words(method: str) -> None:
+    assert re.fullmatch(r"[A-Z][^`]+[a-z]\.", in_sentence(method))
+    assert "another package" not in in_sentence(method)
+
+
+def test_all_settings_are_folded_and_those_that_changed_are_not() -> None:
+    page = run_page(run_of(make_result("dhp", learning_rate=0.5)))
+    before, folded = page.split('<details class="folded"><summary>All settings')
+    assert "momentum" not in before
+    assert "learning_rate" in before
+    assert "momentum" in folded

@@ -175,6 +175,31 @@ def test_a_wide_table_scrolls_by_itself_on_a_phone(browser: Browser, page: Path)
     assert all(shown <= PHONE["width"] for _, shown in widths)
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_table_shows_on_a_phone_that_it_scrolls(browser: Browser, page: Path, dark: bool, tmp_path: Path) -> None:
+    """The edge behind which there is more is shaded; at the end of the table it is not."""
+    browser.open(page, **PHONE, dark=dark)
+    wide = "[...document.querySelectorAll('main > section > .scroll')].find(e => e.scrollWidth > e.clientWidth + 40)"
+    at_start = edge_of(browser, wide, tmp_path)
+    browser.evaluate(f"{wide}.scrollLeft = 10000")
+    at_end = edge_of(browser, wide, tmp_path)
+    assert at_start != at_end
+    background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert contrast(f"rgb{at_start}", background) > 1.3
+    assert contrast(f"rgb{at_end}", background) < 1.05
+
+
+def edge_of(browser: Browser, element: str, folder: Path) -> tuple[int, ...]:
+    """The colour of the lowest pixel at the right edge of an element, where no letter is."""
+    from matplotlib.image import imread
+
+    browser.evaluate(f"{element}.scrollIntoView({{block: 'end', behavior: 'instant'}})")
+    x, y = browser.evaluate(f"(box => [box.right - 1, box.bottom - 2])({element}.getBoundingClientRect())")
+    path = folder / "screen.png"
+    path.write_bytes(browser.screenshot())
+    return tuple(int(255 * value) for value in imread(path)[int(2 * y), int(2 * x)][:3])
+
+
 def test_on_paper_every_table_is_unfolded_and_none_is_cut(browser: Browser, page: Path) -> None:
     browser.open(page, **A4, dark=True, media="print")
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

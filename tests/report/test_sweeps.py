@@ -248,7 +248,7 @@ def test_the_page_says_the_verdict_first_and_how_to_repeat_it(tmp_path: Path) ->
         assert words in text
     assert f"engram run '{folder}/best-si.toml'" in text
     assert "best-dhp+si.toml" not in text, "which was not written"
-    assert re.findall('<section id="(.*?)">', page) == ["points", "search", "best", "repeat"]
+    assert re.findall('<section id="(.*?)">', page) == ["points", "search", "best", "methods", "repeat"]
     assert page.count('id="figure-sweep"') == 1
 
 

@@ -51,6 +51,9 @@ def test_a_reproduction_has_an_overview_and_a_section_for_each_benchmark() -> No
     assert f"{100 * ours.mean():.2f} ± {sem:.2f} / 98.23" in text
     assert page.count("<svg") == 2 + 6 + 3 + 2  # overview, table, variant, settings
     assert EVIL in text  # the label of a study, as text
+    assert text.index("Of the paper's") < text.index("Average accuracy in %")
+    assert "In the 2 comparisons of a method with DHP and without, the interval lies" in text
+    assert re.findall('<section id="(.*?)">', page)[-3:] == ["methods", "settings", "missing"]
 
 
 def test_a_variant_is_set_beside_the_baselines_of_the_table() -> None:

@@ -28,7 +28,7 @@ from engram.config.settings import Config
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.learner import Progress, Report, no_report
 from engram.engine.training import Runtime
-from engram.report.html.run_page import time_taken
+from engram.report.layout import time_taken
 from engram.runs.folder import RunFolder, claimed, default_folder
 from engram.runs.result import Result
 from engram.runs.run import Run, read_run

@@ -111,8 +111,8 @@ def show_run(
 
 def _show(run: Run, console: Console) -> None:
     from engram.cli.terminal import print_table, print_tables
-    from engram.report.html.run_page import changes_table, data_table, time_taken, versions_table
-    from engram.report.layout import Table
+    from engram.report.html.run_page import changes_table
+    from engram.report.layout import Table, data_table, time_taken, versions_table
     from engram.runs.display import print_line
 
     about, results = run.about, run.results

@@ -71,6 +71,7 @@ class Registry:
             name: lower-case letters and digits, with dashes between words; it may end in "++".
             facts: what can be asked about it by `facts`. In the package's own files each is a literal. `settings`, by
                 name of the argument that gets it, may be words with spaces between them where the names are the same.
+                `words` is a clause that says what it is or does, for reports.
 
         Example:
             >>> tools = Registry("tool", "engram.common", "engram.tools")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engram.common.errors import InputError, nearest, shortened
-from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS
+from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS, Registry
 from engram.config.paper import PAPER_METHODS
 
 CUSTOM = "custom"  # the benchmark, dataset or network of a user's own stream and features
@@ -96,3 +96,23 @@ def datasets_of(benchmark: str) -> tuple[str, ...]:
 def all_datasets() -> tuple[str, ...]:
     """The datasets of all benchmarks."""
     return tuple(dict.fromkeys(name for b in (*BENCHMARKS.names(), CUSTOM) for name in datasets_of(b)))
+
+
+def in_words(method: str) -> str:
+    """What a method is, in a sentence: its head, and its penalty or its rehearsal, by the `words` they registered with.
+
+    Example:
+        >>> in_words("si")
+        'A penalty that holds each weight by how much it lowered the loss.'
+    """
+    head, penalty, rehearsal = parts_of(method)
+    parts = [_words(HEADS, head, "{}")] if head else []
+    parts += [_words(PENALTIES, penalty, "a penalty that {}")] if penalty else []
+    parts += [_words(REHEARSALS, rehearsal, "a rehearsal that {}")] if rehearsal else []
+    text = "; and ".join(parts) or "one task after the other, with nothing that holds what was learned"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _words(registry: Registry, name: str, sentence: str) -> str:
+    words = registry.known_facts(name).get("words")
+    return sentence.format(words) if words else f"the {registry.kind} {name}, of another package"

@@ -76,7 +76,12 @@ class Balance:
         self.batches.copy_(self.batches + 1)
 
 
-@HEADS.register("balanced", listed=False, settings="head_dropout head_init head_gain")
+@HEADS.register(
+    "balanced",
+    listed=False,
+    settings="head_dropout head_init head_gain",
+    words="an output layer that drops features and allows for how frequent each class is",
+)
 class BalancedSoftmax(Balance, Head):
     """A softmax layer that remembers how frequent each class is, and reads a random part of its features (`Balance`):
 
@@ -154,6 +159,7 @@ class BalancedSoftmax(Balance, Head):
     listed=False,
     settings="head_dropout alpha_init head_init",
     preset={"protect": "in-force", "alpha_init": 0.1, "head_dropout": 0.25},
+    words="the steady trace in an output layer that drops features and allows for how frequent each class is",
 )
 class BalancedTrace(Balance, DHPSoftmax):
     """The steady trace (`engram.heads.create("steady")`) in a head that is balanced as `BalancedSoftmax` is:

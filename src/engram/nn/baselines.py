@@ -16,7 +16,10 @@ from engram.nn.typed import typed
 
 
 @HEADS.register(
-    "linear", baseline=True, settings={"bias": "head_bias", "head_init": "head_init", "head_gain": "head_gain"}
+    "linear",
+    baseline=True,
+    settings={"bias": "head_bias", "head_init": "head_init", "head_gain": "head_gain"},
+    words="an ordinary linear output layer",
 )
 class LinearSoftmax(nn.Linear):
     """The ordinary softmax layer:  z = θ h + b, by default without b, as the paper's layer has none.
@@ -89,7 +92,10 @@ class LinearSoftmax(nn.Linear):
 
 
 @HEADS.register(
-    "matched", baseline=True, settings={"trace": "baseline_trace", "head_init": "head_init", "head_gain": "head_gain"}
+    "matched",
+    baseline=True,
+    settings={"trace": "baseline_trace", "head_init": "head_init", "head_gain": "head_gain"},
+    words="an output layer with two sets of slow weights, as large as the DHP Softmax",
 )
 class MatchedSoftmax(nn.Module):
     """The paper's baseline, as large as the plastic layer by a second set of slow weights:  z = (θ + c θ′) h.

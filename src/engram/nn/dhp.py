@@ -47,6 +47,7 @@ def algorithm_1(
 @HEADS.register(
     "dhp",
     settings="eta alpha eta_range alpha_init learn_eta trace_gradient trace_scale trace_centred trace_write head_init",
+    words="the paper's output layer, slow weights with a Hebbian trace of each class",
 )
 class DHPSoftmax(nn.Module):
     """A softmax output layer with Differentiable Hebbian Plasticity.

@@ -61,6 +61,7 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     "dhp-uniform",
     listed=False,
     settings="eta eta_range alpha_init learn_eta trace_gradient trace_scale trace_centred trace_write head_init",
+    words="the paper's output layer, with one plasticity coefficient for all synapses",
 )
 def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoftmax:
     """The DHP Softmax with one plasticity coefficient that all synapses share:  z = (θ + α Hebb) h,  α ().
@@ -81,6 +82,7 @@ def dhp_uniform(in_features: int, out_features: int, **settings: Any) -> DHPSoft
     listed=False,
     settings="alpha alpha_init head_init",
     preset={"protect": "in-force", "alpha_init": 0.1},
+    words="the paper's output layer with a slow, centred trace, read at a fixed size",
 )
 def steady(
     in_features: int,

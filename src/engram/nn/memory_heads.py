@@ -231,6 +231,7 @@ class MemoryHead(Head):
     memory=True,
     listed=False,
     settings="learn_features normalised random_features random_window top_k head_init",
+    words="an output layer that picks the class with the nearest mean",
 )
 def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
     """The class with the nearest mean, as in iCaRL:  z_c = 2 μ_cᵀ ψ − ‖μ_c‖².
@@ -251,6 +252,7 @@ def ncm(in_features: int, out_features: int, **psi: Any) -> MemoryHead:
     memory=True,
     listed=False,
     settings="learn_features normalised random_features random_window top_k shrinkage head_init",
+    words="an output layer by linear discriminant analysis, from running sums",
 )
 def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     """Streaming linear discriminant analysis (Hayes & Kanan 2020):  z_c = μ_cᵀ Λ ψ − ½ μ_cᵀ Λ μ_c.
@@ -273,6 +275,7 @@ def slda(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     memory=True,
     listed=False,
     settings="learn_features normalised random_features random_window top_k shrinkage head_init",
+    words="an output layer by ridge regression, from running sums",
 )
 def ridge(in_features: int, out_features: int, **settings: Any) -> MemoryHead:
     """Ridge regression to one-hot targets, with an intercept, as in RanPAC (2023):  z = ȳ + Wᵀ (ψ − ψ̄).

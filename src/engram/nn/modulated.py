@@ -97,7 +97,12 @@ class ModulatedTrace(Head):
         return as_linear(trace.plastic_weight(self.weight, self.alpha, self.hebb)).train(self.training)
 
 
-@HEADS.register("neuromodulated", listed=False, settings="alpha_init head_init")
+@HEADS.register(
+    "neuromodulated",
+    listed=False,
+    settings="alpha_init head_init",
+    words="an output layer with a trace that a learned signal gates",
+)
 class Neuromodulated(ModulatedTrace):
     """A trace that the network gates with a signal of its own (simple neuromodulation).
 
@@ -128,7 +133,12 @@ class Neuromodulated(ModulatedTrace):
         return writing.clipped_sum(trace.before_batch(self.hebb), mean, LARGEST)
 
 
-@HEADS.register("retroactive", listed=False, settings="alpha_init eta head_init")
+@HEADS.register(
+    "retroactive",
+    listed=False,
+    settings="alpha_init eta head_init",
+    words="an output layer with a trace that a learned signal writes from the recent past",
+)
 class Retroactive(ModulatedTrace):
     """A trace that is written from an eligibility trace, so that the network's signal gates what was before it.
 

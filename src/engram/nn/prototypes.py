@@ -18,7 +18,7 @@ from engram.nn.psi import Psi, Readout
 from engram.nn.typed import typed
 
 
-@HEADS.register("cope", listed=False)
+@HEADS.register("cope", listed=False, words="an output layer of class prototypes, which follow the features slowly")
 class CoPE(Head):
     """Continual prototype evolution (De Lange & Tuytelaars 2021).
 

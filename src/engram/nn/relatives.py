@@ -21,7 +21,12 @@ from engram.nn.psi import Readout
 from engram.nn.typed import typed
 
 
-@HEADS.register("hebbian-softmax", listed=False, settings="rare_until head_init")
+@HEADS.register(
+    "hebbian-softmax",
+    listed=False,
+    settings="rare_until head_init",
+    words="an output layer whose weights are means of activations while a class is rare",
+)
 class HebbianSoftmax(Head):
     """The Hebbian Softmax (Rae et al. 2018): while a class is rare, its weights are the mean of its activations.
 
@@ -160,7 +165,12 @@ class Keys(nn.Module):
         return torch.cat([hidden, self.of(hidden)], dim=-1)
 
 
-@HEADS.register("fast-weights", listed=False, settings="num_keys head_init")
+@HEADS.register(
+    "fast-weights",
+    listed=False,
+    settings="num_keys head_init",
+    words="an output layer with Hebbian fast weights beside the slow ones",
+)
 class FastWeights(Head):
     """Hebbian fast weights beside the slow ones (Munkhdalai & Trischler 2018).
 

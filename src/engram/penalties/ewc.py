@@ -22,7 +22,12 @@ from engram.penalties.terms import Batches, Classes, Settings, Weights
 LOOKED_AT = 64  # samples of a task, to see whether outputs are logits
 
 
-@PENALTIES.register("ewc", settings={"labels": "fisher_labels", "temperature": "temperature"}, draws="fisher")
+@PENALTIES.register(
+    "ewc",
+    settings={"labels": "fisher_labels", "temperature": "temperature"},
+    draws="fisher",
+    words="holds each weight by its Fisher information, with a term for every task",
+)
 class EWC(Quadratic):
     """EWC (Kirkpatrick et al. 2017), with its own term for every task.
 
@@ -161,7 +166,10 @@ def _may_be_targets(batch: Any) -> bool:
 
 
 @PENALTIES.register(
-    "online-ewc", settings={"labels": "fisher_labels", "temperature": "temperature", "gamma": "gamma"}, draws="fisher"
+    "online-ewc",
+    settings={"labels": "fisher_labels", "temperature": "temperature", "gamma": "gamma"},
+    draws="fisher",
+    words="holds each weight by its Fisher information, with one term for all tasks",
 )
 class OnlineEWC(EWC):
     """Online EWC (Schwarz et al. 2018): one term for all tasks, so that its cost does not grow with them.

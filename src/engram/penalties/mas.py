@@ -11,7 +11,7 @@ from engram.penalties.quadratic import Quadratic
 from engram.penalties.terms import Batches, Classes, Settings, Weights
 
 
-@PENALTIES.register("mas")
+@PENALTIES.register("mas", words="holds each weight by how much the outputs depend on it")
 class MAS(Quadratic):
     """MAS (Aljundi et al. 2018). It needs no labels: a batch may also be the inputs alone.
 

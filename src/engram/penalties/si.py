@@ -23,7 +23,7 @@ from engram.penalties.watch import is_captured
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
 
-@PENALTIES.register("si", settings="xi temperature")
+@PENALTIES.register("si", settings="xi temperature", words="holds each weight by how much it lowered the loss")
 class SI(Quadratic):
     """SI (Zenke et al. 2017). `strength` is its c; importance is summed while a task is learned.
 

@@ -15,7 +15,11 @@ from engram.rehearsal.rehearsal import Batch, Draws, Moment, Rehearsal, State, m
 from engram.rehearsal.replay import Replay
 
 
-@REHEARSALS.register("a-gem", settings={"memory_size": "memory_size", "batch_size": "rehearsal_batch"})
+@REHEARSALS.register(
+    "a-gem",
+    settings={"memory_size": "memory_size", "batch_size": "rehearsal_batch"},
+    words="changes a step that would raise the loss of stored samples",
+)
 class AGEM(Replay):
     """A-GEM (Chaudhry 2019): the gradient g is projected where it opposes that of stored samples, g̃.
 

@@ -22,6 +22,7 @@ from engram.rehearsal.replay import Replay
         "alpha": "der_alpha",
         "beta": "der_beta",
     },
+    words="repeats stored samples, with the logits that they had",
 )
 class DERPlusPlus(Replay):
     """DER++ (Buzzega 2020): two draws from the reservoir, one for the logits and one for the labels.

@@ -87,6 +87,7 @@ class Generator(nn.Module):
         "temperature": "distillation_temperature",
         "weight": "rehearsal_weight",
     },
+    words="repeats samples that a generator makes of earlier tasks",
 )
 class GenerativeReplay(Rehearsal):
     """Deep generative replay (Shin 2017), with the form and weights of van de Ven & Tolias (2019).

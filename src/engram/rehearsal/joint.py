@@ -23,7 +23,11 @@ from engram.rehearsal.rehearsal import (
 )
 
 
-@REHEARSALS.register("joint", settings={"start": "joint_start", "steps": "joint_steps"})
+@REHEARSALS.register(
+    "joint",
+    settings={"start": "joint_start", "steps": "joint_steps"},
+    words="repeats all samples of all tasks so far",
+)
 class Joint(Rehearsal):
     """Trains on all tasks so far. Each batch is drawn from all their samples, and each sample uses its task's outputs.
 

@@ -22,7 +22,11 @@ from engram.rehearsal.rehearsal import (
 )
 
 
-@REHEARSALS.register("lwf", settings={"temperature": "distillation_temperature", "weight": "rehearsal_weight"})
+@REHEARSALS.register(
+    "lwf",
+    settings={"temperature": "distillation_temperature", "weight": "rehearsal_weight"},
+    words="keeps the outputs that the new samples had before the task",
+)
 class LwF(Rehearsal):
     """Learning without forgetting (Li & Hoiem 2017), weighted as by van de Ven & Tolias (2019):
 

@@ -23,6 +23,7 @@ from engram.rehearsal.reservoir import check_fits, check_size
         "temperature": "distillation_temperature",
         "weight": "rehearsal_weight",
     },
+    words="repeats random inputs, with the outputs that they had before the task",
 )
 class PseudoRehearsal(Rehearsal):
     """Pseudo-rehearsal (Robins 1995): before each task, M random inputs are labelled by the network.

@@ -16,6 +16,7 @@ from engram.rehearsal.rehearsal import Batch, Draws, Memory, Moment, Rehearsal, 
 @REHEARSALS.register(
     "replay",
     settings={"memory_size": "memory_size", "batch_size": "rehearsal_batch", "weight": "rehearsal_weight"},
+    words="repeats stored samples of earlier tasks",
 )
 class Replay(Rehearsal):
     """Experience replay (Ratcliff 1990; Chaudhry 2019): each step repeats samples stored in a reservoir.

@@ -1,12 +1,13 @@
-"""A table of text, as Markdown, CSV or plain text; and numbers, values and labels as text."""
+"""A table of text, as Markdown, CSV or plain text; values and labels as text; and what a run says of itself."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rich.cells import cell_len
@@ -97,3 +98,53 @@ def gathered(values: Iterable[tuple[str, Any]]) -> str:
 def in_short(labels: Sequence[str]) -> str:
     """The labels, or how many they are."""
     return ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} settings"
+
+
+def versions_table(about: Mapping[str, Any], title: str = "Versions") -> Table | None:
+    """What the numbers may depend on besides settings; None where it was not saved."""
+    found: dict[str, str] = {}
+    for part in ("versions", "environment", "runtime"):
+        content = about.get(part)
+        for name, value in content.items() if isinstance(content, dict) else ():
+            if value is not None:
+                found.setdefault(str(name), str(value))
+    return Table(title, ("what", "version"), list(found.items())) if found else None
+
+
+def data_table(about: Mapping[str, Any], title: str = "Data") -> Table | None:
+    """Which files the tasks were made of, and whether they are the published ones; None where it was not saved."""
+    words = {"published": "the published files", "structure": "other files of the same form"}
+    rows = [
+        (
+            str(record["name"]),
+            words.get(record["origin"], str(record["origin"])),
+            f"{record['train']} + {record['test']}",
+        )
+        for record in about.get("data", ())
+    ]
+    return Table(title, ("dataset", "files", "training + test samples"), rows) if rows else None
+
+
+def device_of(about: Mapping[str, Any]) -> str:
+    """The GPU, or else the kind of device; empty where it was not saved."""
+    environment, runtime = (about.get(name) for name in ("environment", "runtime"))
+    gpu = environment.get("gpu") if isinstance(environment, dict) else None
+    device = runtime.get("device") if isinstance(runtime, dict) else None
+    return str(gpu or device or "")
+
+
+def time_taken(about: Mapping[str, Any]) -> str:
+    """From start to finish, in words; empty where it was not saved, or the clock was set back meanwhile."""
+    try:
+        taken = datetime.fromisoformat(about["finished"]) - datetime.fromisoformat(about["started"])
+    except (KeyError, TypeError, ValueError):
+        return ""
+    return in_words(taken.total_seconds()) if taken.total_seconds() >= 0 else ""
+
+
+def in_words(seconds: float) -> str:
+    """A duration in words: `in_words(300)` is "5 min"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -7,8 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engram.config.presets import changes_from_preset, title_of, with_scenario
-from engram.report.layout import Table, count, number, rounded
-from engram.report.pairs import Pair, has_paper_data, pairs, paper_value, unpaired
+from engram.report.layout import Table, count, in_short, number, rounded
+from engram.report.pairs import (
+    Pair,
+    accuracy_difference,
+    has_paper_data,
+    pairs,
+    paper_value,
+    unpaired,
+    why_not_paired,
+)
 from engram.runs import metrics
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -119,6 +127,65 @@ def tables_of(results: Results) -> list[Table]:
             print(table.to_text())
     """
     return [table for table in (summary(results), so_far(results), gains(results)) if table is not None]
+
+
+def run_verdict(results: Results, finished: bool = True) -> list[str]:
+    """What a run found, in sentences: which method knows most, what cannot be told apart from it, and what DHP adds.
+
+    Methods with a rehearsal are set apart: they are there for scale.
+
+    Args:
+        results: the Results of one run, by label.
+        finished: whether the run is.
+
+    Example:
+        print(*run_verdict(read_run("runs/demo").results))
+    """
+    said = [] if finished else ["The run is not finished; this is what it has so far."]
+    means = {label: final(result) for label, result in results.items()}
+    measured = [label for label, accuracy in means.items() if accuracy.num_trials]
+    if not measured:
+        return [*said, "No trial has learned all tasks."]
+    own = [label for label in measured if results[label].config.rehearsal is None] or measured
+    best, *others = sorted(own, key=lambda label: -means[label].mean)
+    low, high = (number(100 * value, 2) for value in (means[best].low, means[best].high))
+    trials = count(means[best].num_trials, "trial")
+    interval = f"95% interval {low} to {high}, {trials}" if means[best].num_trials > 1 else trials
+    apart = " without rehearsal" if len(own) < len(measured) else ""
+    most = f"has the highest of {len(own)} mean accuracies{apart}:" if others else "has a mean accuracy of"
+    said.append(f"{best} {most} {number(100 * means[best].mean, 2)}% over all tasks after the last ({interval}).")
+    said += _told_apart(results, best, others) if means[best].num_trials > 1 else []
+    if rehearsed := [f"{label} {number(100 * means[label].mean, 2)}%" for label in measured if label not in own]:
+        said.append(f"With rehearsal, for scale: {', '.join(rehearsed)}.")
+    if lost := [label for label in results if label not in measured]:
+        said.append(f"No trial of {in_short(lost)} has learned all tasks.")
+    return [*said, *_added(pairs(results))]
+
+
+def _told_apart(results: Results, best: str, others: Sequence[str]) -> list[str]:
+    """Which labels are not clearly worse than the best, trial by trial."""
+    paired = [label for label in others if why_not_paired(results[label], results[best], same_data=True) is None]
+    behind = {label: accuracy_difference(results[label], results[best]) for label in paired}
+    close = [label for label, difference in behind.items() if not difference.high < 0]
+    if close:
+        return [f"Trial by trial, {in_short(close)} cannot be told apart from it."]
+    return ["Trial by trial, all others are clearly worse."] if paired and len(paired) == len(others) else []
+
+
+def _added(found: Sequence[Pair]) -> list[str]:
+    """What a head adds to each method, by where the interval of the difference lies."""
+    tested = [pair for pair in found if pair.accuracy.num_trials > 1]
+    named: dict[str, list[str]] = {"improves": [], "harms": [], "makes no clear difference to": []}
+    better, worse, neither = named.values()
+    for pair in tested:
+        where = better if pair.accuracy.low > 0 else worse if pair.accuracy.high < 0 else neither
+        where.append(pair.baseline_label)
+    said, head = [f"{verb} {in_short(labels)}" for verb, labels in named.items() if labels], head_of(tested)
+    return [f"{head[0].upper()}{head[1:]} {_joined(said)}, by the accuracy after the last task."] if said else []
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def summary_title(results: Results) -> str:

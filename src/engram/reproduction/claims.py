@@ -56,6 +56,24 @@ def claims(runs: Runs) -> list[Verdict]:
     return [verdict for verdict in made if verdict is not None]
 
 
+def claims_verdict(runs: Runs) -> list[str]:
+    """What became of the paper's claims, in sentences.
+
+    Example:
+        print(*claims_verdict(read_reproduction("results").runs))
+    """
+    compared = [pair.accuracy for pair in table_pairs(runs)]
+    if not compared:
+        return ["No method of the paper has been run with DHP and without, so no claim is tested."]
+    verdicts = [made.verdict for made in claims(runs)]
+    words = ("reproduced", "not reproduced", "contradicted", "not tested")
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words if word in verdicts)
+    return [
+        f"Of the paper's {len(verdicts)} claims: {counts}.",
+        f"In the {len(compared)} comparisons of a method with DHP and without, {positions(compared)}.",
+    ]
+
+
 def _in_all_cases(claim: str, found: Sequence[Estimate]) -> Verdict:
     """A claim that the difference is above zero in every case; a single case below zero contradicts it."""
     verdicts = [judge(difference, 1) for difference in found]

@@ -19,6 +19,7 @@ from engram.report.html.page import (
     Section,
     code,
     figures,
+    folded,
     heading,
     notice,
     paragraph,
@@ -27,21 +28,21 @@ from engram.report.html.page import (
     table,
 )
 from engram.report.html.run_page import (
-    data_table,
-    device_of,
-    in_words,
+    MISSING,
+    method_blocks,
     missing_from,
+    missing_section,
     settings_table,
     table_blocks,
-    versions_table,
 )
-from engram.report.layout import Table
+from engram.report.layout import Table, data_table, device_of, in_words, versions_table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
 from engram.reproduction import rungs
+from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
-from engram.reproduction.verdicts import steady_pairs, table_pairs, variant_results
+from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
@@ -164,7 +165,11 @@ def reproduction_page(reproduction: Reproduction) -> str:
     sections = [Section("overview", "Overview", overview)]
     for benchmark in dict.fromkeys(benchmark for benchmark, _ in runs):
         sections.append(Section(benchmark, title_of(benchmark), _benchmark_blocks(runs, benchmark)))
-    sections.append(Section("settings", "Settings, versions and times", _made_with(runs)))
+    sections += [
+        Section("methods", "The methods", _methods(runs)),
+        Section("settings", "Settings, versions and times", _made_with(runs)),
+        *missing_section([f"{sentence}." for sentence in reproduction.missing]),
+    ]
     return render(
         "Engram, report of a reproduction",
         "Differentiable Hebbian Consolidation, reproduced",
@@ -172,8 +177,7 @@ def reproduction_page(reproduction: Reproduction) -> str:
         [
             notice(QUICK, ["Made to see that everything runs; draw no conclusions from it."], "quick")
             if reproduction.quick
-            else Html(""),
-            notice("What is missing", [f"{sentence}." for sentence in reproduction.missing]),
+            else paragraph(" ".join(claims_verdict(runs)), "verdict"),
         ],
         sections,
     )
@@ -197,9 +201,9 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     if (benchmark, "table") in runs:
         results = runs[benchmark, "table"].results
         missing = missing_from(results)
-        blocks += [notice("What is missing", missing), *table_blocks(tables_of(results), missing)]
-        blocks.append(figures(found["table"], benchmark))
+        blocks += [*table_blocks(tables_of(results), missing), figures(found["table"], benchmark)]
     else:
+        missing = []
         blocks.append(paragraph("The paper's methods were not run here, so there is no table and there are no curves."))
     if variant := variant_results(runs, benchmark):
         blocks += [heading("With the steady trace, next to the table's baselines"), *table_blocks(tables_of(variant))]
@@ -209,7 +213,19 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     if (benchmark, "study") in runs:
         blocks.append(table(study_table(runs[benchmark, "study"].results)))
     tried = [made for made in (rungs.settings_table(runs, benchmark, rung) for rung in rungs.SEARCHED) if made.rows]
-    return [*blocks, *(table(made, "words") for made in tried)]
+    blocks += [folded(made.title, [table(made, "words")]) for made in tried]
+    return [*blocks, notice(MISSING, missing)]
+
+
+def _methods(runs: Runs) -> list[Html]:
+    """What each method of the tables is, how it was measured, and by which rule a claim is judged."""
+    results = {label: r for (_, part), run in runs.items() if part == "table" for label, r in run.results.items()}
+    rule = (
+        "A difference that the paper reports is reproduced where our 95% interval excludes zero on the paper's side, "
+        "contradicted where it excludes zero on the other side, and not reproduced where it includes zero. With fewer "
+        f"than {FEWEST_PAIRS} pairs of trials it is not tested."
+    )
+    return [*(method_blocks(results) if results else []), paragraph(rule)]
 
 
 def _made_with(runs: Runs) -> list[Html]:
@@ -229,7 +245,8 @@ def _made_with(runs: Runs) -> list[Html]:
             name = title_of(benchmark) + ("" if part == "table" else f", {part}")
             made = (data_table(run.about, f"Data of {name}"), versions_table(run.about, f"Versions of {name}"))
             facts = [table(content, "words") for content in made if content is not None]
-            blocks.append(side_by_side([table(settings_table(run.results, f"Settings of {name}"), "words")], facts))
+            settings = table(settings_table(run.results, f"Settings of {name}"), "words")
+            blocks.append(folded(f"Settings, data and versions of {name}", [side_by_side([settings], facts)]))
     return blocks
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 Results = Mapping[str, Result]
 PANELS = {"eta": "η", "hebb_norm": "‖Hebb‖", "alpha_norm": "‖α‖"}
+LEAST_SPAN = 0.01  # of an axis of the trace, as a part of the values
 
 
 def accuracy_curves(results: Results) -> Drawing:
@@ -161,6 +162,7 @@ def trace_dynamics(results: Results) -> Drawing:
         for task in range(1, most_tasks):
             rule(axes, x=task)
         axes.set_xticks(range(most_tasks + 1))
+        _without_offset(axes)
         tidy(axes, "tasks learned" if axes is panels[-1] else "", symbol)
     legend_below(figure, handles)
     columns = (label_heading(results), *(f"end of task {n + 1}" for n in range(most_tasks)))
@@ -173,6 +175,15 @@ def trace_dynamics(results: Results) -> Drawing:
         rows,
         Table("At the end of each task (the CSV of this figure has every record)", columns, numbers),
     )
+
+
+def _without_offset(axes: Axes) -> None:
+    """Show at least a hundredth of what is drawn: a change of less would have ticks that nobody can read."""
+    low, high = axes.get_ylim()
+    middle, least = (low + high) / 2, abs(low + high) / 2 * LEAST_SPAN
+    if high - low < least:
+        axes.set_ylim(middle - least / 2, middle + least / 2)
+    axes.ticklabel_format(axis="y", useOffset=False)
 
 
 def has_dynamics(results: Results) -> bool:

@@ -58,7 +58,7 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     rungs = sorted({rung for each in found for rung in each.by_rung})
     lines = -(-len(benchmarks) // PANELS)
     height = max(sum(each.benchmark == name for each in found) for name in benchmarks) * (ROW + GAP * len(rungs))
-    figure = new_figure(1.5 * WIDTH, lines * (height + 0.6) + 0.5)
+    figure = new_figure(1.2 * WIDTH, lines * (height + 0.6) + 0.5)
     panels = figure.subplots(lines, min(PANELS, len(benchmarks)), squeeze=False).flatten()
     for axes, benchmark in zip(panels, benchmarks, strict=False):
         _panel(axes, benchmark, [each for each in found if each.benchmark == benchmark], rungs)

@@ -28,12 +28,12 @@ STYLE = """
   --sans: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif;
   --mono: ui-monospace, "SF Mono", Menlo, Consolas, "Liberation Mono", monospace;
   --paper: #ffffff; --ink: #1b1f24; --soft: #57606a; --line: #d8dee4; --faint: #f6f8fa;
-  --accent: #0b61a4; --warn: #9a6700; --warn-paper: #fff8e6;
+  --accent: #0b61a4; --warn: #9a6700; --warn-paper: #fff8e6; --shade: rgb(0 0 0 / 32%);
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14171b; --ink: #e6e9ed; --soft: #a3adb8; --line: #333a42; --faint: #1c2026;
-    --accent: #6cb6ff; --warn: #e3b341; --warn-paper: #262214;
+    --accent: #6cb6ff; --warn: #e3b341; --warn-paper: #262214; --shade: rgb(255 255 255 / 38%);
   }
 }
 * { box-sizing: border-box; }
@@ -64,7 +64,12 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0; padding
 .notice p { max-width: none; margin: 0 0 .25rem; font-weight: 600; }
 .notice ul { margin: 0; padding-left: 1.125rem; overflow-wrap: anywhere; }
 .notice.quick p { color: var(--warn); font-size: 1.125rem; }
-.scroll { overflow-x: auto; margin: 0 0 2.25rem; }
+.scroll { overflow-x: auto; margin: 0 0 2.25rem;
+  /* shaded where there is more to scroll to: the upper two layers move with the table, and cover the others */
+  background: linear-gradient(to right, var(--paper) 40%, transparent) left / 3rem 100% no-repeat local,
+    linear-gradient(to left, var(--paper) 40%, transparent) right / 3rem 100% no-repeat local,
+    linear-gradient(to right, var(--shade), transparent) left / .8rem 100% no-repeat scroll,
+    linear-gradient(to left, var(--shade), transparent) right / .8rem 100% no-repeat scroll; }
 .scroll:has(+ .notes) { margin-bottom: .75rem; }
 table { border-collapse: collapse; font-size: .9375rem; font-variant-numeric: tabular-nums lining-nums; }
 .title { margin: 0 0 .375rem; font-weight: 600; line-height: 1.4; }
@@ -84,6 +89,8 @@ figure svg { display: block; width: 100%; height: auto; overflow: visible;
   stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { margin-top: .75rem; color: var(--soft); font-size: .875rem; line-height: 1.5; }
 details { margin-top: .5rem; font-size: .875rem; }
+details.folded { margin: 1rem 0; font-size: 1rem; }
+.folded > summary { font-weight: 600; }
 summary { color: var(--accent); cursor: pointer; }
 details .title { margin-top: .75rem; }
 details table { font-size: .8125rem; }
@@ -97,6 +104,7 @@ footer { margin-top: 4rem; padding-bottom: 3rem; color: var(--soft); font-size: 
   th, td { padding-left: 1rem; }
   tbody th { position: sticky; left: 0; background: var(--paper); padding-right: .5rem; white-space: normal;
     min-width: 7rem; max-width: 45vw; overflow-wrap: anywhere; }
+  .words td:last-child:nth-child(n+4) { min-width: 18rem; }
 }
 @media print {
   :root { color-scheme: light; --paper: #ffffff; --ink: #000000; --soft: #444444; --line: #cccccc; --faint: #f5f5f5;
@@ -113,7 +121,7 @@ footer { margin-top: 4rem; padding-bottom: 3rem; color: var(--soft); font-size: 
   figcaption { break-before: avoid; }
   figure svg, tr, .notice, .facts { break-inside: avoid; }
   thead { display: table-header-group; }
-  .scroll { overflow: visible; }
+  .scroll { overflow: visible; background: none; }
   details::details-content { content-visibility: visible; display: block; height: auto; }
   table, details table { font-size: 8pt; }
   thead th { font-size: inherit; }
@@ -156,7 +164,8 @@ def notice(title: str, sentences: Sequence[str], kind: str = "missing") -> Html:
     if not sentences:
         return Html("")
     items = "".join(f"<li>{_sentence(sentence)}</li>" for sentence in sentences)
-    return Html(f'<aside class="notice {escape(kind)}"><p>{escape(title)}</p><ul>{items}</ul></aside>')
+    head = f"<p>{escape(title)}</p>" if title else ""
+    return Html(f'<aside class="notice {escape(kind)}">{head}<ul>{items}</ul></aside>')
 
 
 def table(content: Table, kind: str = "") -> Html:
@@ -183,6 +192,11 @@ def figure(drawing: Drawing, prefix: str) -> Html:
         f"<figcaption>{escape(drawing.caption)}</figcaption>"
         f"<details><summary>The numbers</summary>{table(drawing.numbers)}</details></figure>"
     )
+
+
+def folded(title: str, blocks: Sequence[Html]) -> Html:
+    """Blocks that are long and seldom read, to unfold; on paper they are unfolded."""
+    return Html(f'<details class="folded"><summary>{escape(title)}</summary>{"".join(blocks)}</details>')
 
 
 def figures(drawings: Sequence[Drawing], prefix: str) -> Html:

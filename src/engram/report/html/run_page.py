@@ -6,12 +6,10 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from types import MappingProxyType
-from typing import Any
 
-from engram.config.methods import CUSTOM, known_methods
-from engram.config.presets import changes_from_preset, title_of, with_scenario
+from engram.config.methods import CUSTOM, in_words, known_methods, parts_of
+from engram.config.presets import changes_from_preset, form_of_head, title_of, with_scenario
 from engram.report.figures import draw_run
 from engram.report.html.page import (
     Html,
@@ -20,6 +18,7 @@ from engram.report.html.page import (
     facts,
     figure,
     figures,
+    folded,
     heading,
     notice,
     paragraph,
@@ -27,7 +26,7 @@ from engram.report.html.page import (
     side_by_side,
     table,
 )
-from engram.report.layout import Table, count, gathered, in_short
+from engram.report.layout import Table, count, data_table, device_of, gathered, in_short, time_taken, versions_table
 from engram.report.pairs import baseline_label, has_paper_data
 from engram.report.sweep_table import (
     best_results,
@@ -38,12 +37,13 @@ from engram.report.sweep_table import (
     tried_in,
     verdict,
 )
-from engram.report.tables import diverged, final, unfinished
+from engram.report.tables import diverged, final, run_verdict, unfinished
 from engram.runs.result import Result
 from engram.runs.run import Run
 
 Results = Mapping[str, Result]
 NOT_SETTINGS = ("benchmark", "method")
+MISSING = "What is missing"
 MOST_POINTS = 100  # of each method of a sweep, in the table of its page
 
 
@@ -63,13 +63,15 @@ def run_page(run: Run) -> str:
     sections = [
         Section("results", "Results", table_blocks(run_tables(run), missing)),
         Section("figures", "Figures", [figures(draw_run(run), "figure")]),
+        Section("methods", "The methods", method_blocks(run.results)),
         Section("settings", "Settings and versions", made_with(run)),
+        *missing_section(missing),
     ]
     return render(
         "Engram, report of a run",
         with_scenario(title_of(config.benchmark), config),
         f"How well each method still knows {_tasks(run.results)} of {config.dataset} after learning them in turn.",
-        [facts(_facts(run)), notice("What is missing", missing)],
+        [*verdict_blocks(run), facts(_facts(run))],
         sections,
     )
 
@@ -85,22 +87,66 @@ def _sweep_page(run: Run) -> str:
         Section("points", "All points", [*(figure(each, f"figure-{each.name}") for each in tried), *tables]),
         Section("search", "How it was searched", [paragraph(text) for text in how_searched(run)]),
         Section("best", "The best points", [figures(best, "figure")]),
+        Section("methods", "The methods", method_blocks(run.results)),
         Section("repeat", "How to repeat it", [*made[:-1], *_best_runs(run), made[-1]]),
+        *missing_section(missing),
     ]
     methods = ", ".join(tried_in(run))
     return render(
         "Engram, report of a sweep",
         with_scenario(title_of(config.benchmark), config),
         f"Which settings of {methods} are best for {_tasks(run.results)} of {config.dataset}, learned in turn.",
-        [*verdict_blocks(run), facts(_facts(run)), notice("What is missing", missing)],
+        [*verdict_blocks(run), facts(_facts(run))],
         sections,
     )
 
 
 def verdict_blocks(run: Run) -> list[Html]:
-    """What a sweep found, in a paragraph for each method; nothing for a run that is not a sweep."""
-    found = tried_in(run).values() if is_sweep(run) else ()
-    return [paragraph(verdict(tried, run.finished), "verdict") for tried in found]
+    """What a run found, in a paragraph; of a sweep, one for each method."""
+    if is_sweep(run):
+        said = [verdict(tried, run.finished) for tried in tried_in(run).values()]
+    else:
+        said = [" ".join(run_verdict(run.results, run.finished))]
+    return [paragraph(text, "verdict") for text in said]
+
+
+def method_blocks(results: Results) -> list[Html]:
+    """What each method is, and how it was measured and compared."""
+    return [table(methods_table(results), "words"), *map(paragraph, how_measured(results))]
+
+
+def methods_table(results: Results) -> Table:
+    """What each method is, in a sentence.
+
+    Example:
+        print(methods_table(read_run("runs/demo").results).to_text())
+    """
+    configs = [result.config for result in results.values()]
+    rows = dict.fromkeys((config.method, in_words(config.method)) for config in configs)
+    heads = dict.fromkeys(config.baseline_head for config in configs if parts_of(config.method).head is None)
+    notes = [f"A method that names no head has {head}: {in_words(head)}" for head in heads]
+    if any(form_of_head(config, in_full=False) for config in configs):
+        notes.append("The trace of dhp is the steady form: slow, centred and read at a fixed size.")
+    return Table("What each method is", ("method", "what it is"), list(rows), tuple(notes))
+
+
+def how_measured(results: Results) -> list[str]:
+    """How methods were tested and compared: a paragraph each."""
+    held_out = next(iter(results.values())).config.examine == "validation"
+    samples = "training samples that were held out" if held_out else "the test samples"
+    return [
+        f"The tasks are learned in turn. After each of them, a method is tested on all tasks so far, on {samples}. "
+        "ACC is the mean accuracy over all tasks after the last. BWT is how much the accuracy on a task has changed "
+        "since it was learned, as a mean over tasks: below zero is forgetting.",
+        "± is one standard error over trials. Intervals hold 95% by Student's t. Two methods are compared trial by "
+        "trial, since a trial has the same tasks and the same order of samples in both. Where the interval of their "
+        "difference includes zero, they cannot be told apart.",
+    ]
+
+
+def missing_section(sentences: Sequence[str]) -> list[Section]:
+    """The last part of a page; none where nothing is missing."""
+    return [Section("missing", MISSING, [notice("", sentences)])] if sentences else []
 
 
 def _best_runs(run: Run) -> list[Html]:
@@ -129,12 +175,12 @@ def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str]
     sections = []
     for k, (name, run) in enumerate(with_results.items(), start=1):
         missing = missing_from_run(run)
-        blocks = [*verdict_blocks(run), notice("What is missing", missing), *table_blocks(run_tables(run), missing)]
-        blocks += [figures(draw_run(run), f"run-{k}"), *made_with(run)]
+        blocks = [*verdict_blocks(run), *table_blocks(run_tables(run), missing), figures(draw_run(run), f"run-{k}")]
+        blocks += [*method_blocks(run.results), *made_with(run), notice(MISSING, missing)]
         sections.append(Section(f"run-{k}", name, blocks))
     lead = f"{count(len(with_results), 'run')}: how well each method still knows its tasks after learning them in turn."
-    opening = [facts({"runs": str(len(runs) + len(unreadable))}), notice("What is missing", empty)]
-    return render("Engram, report of several runs", title, lead, opening, sections)
+    opening = [facts({"runs": str(len(runs) + len(unreadable))})]
+    return render("Engram, report of several runs", title, lead, opening, [*sections, *missing_section(empty)])
 
 
 def table_blocks(tables: Sequence[Table], already: Sequence[str] = ()) -> list[Html]:
@@ -150,7 +196,10 @@ def made_with(run: Run) -> list[Html]:
     blocks = [heading("The command"), code(str(run.about["command"]))] if run.about.get("command") else []
     made = (data_table(run.about), versions_table(run.about))
     facts = [table(content, "words") for content in made if content is not None]
-    return [*blocks, side_by_side([table(settings_table(best_results(run)), "words")], facts)]
+    results = best_results(run)
+    changed = [table(content, "words")] if (content := changes_table(results)) is not None else []
+    settings = folded("All settings", [table(settings_table(results), "words")])
+    return [*blocks, side_by_side([*changed, settings], facts)]
 
 
 def missing_from_run(run: Run) -> list[str]:
@@ -215,56 +264,6 @@ def changes_table(results: Results, title: str = "Settings that are not the pres
     """The settings that were changed, and the preset's values; None if there are none."""
     rows = [row for row in settings_table(results).rows if len(row) == 3 and row[2]]
     return Table(title, ("setting", "value", "the preset's"), rows) if rows else None
-
-
-def versions_table(about: Mapping[str, Any], title: str = "Versions") -> Table | None:
-    """What the numbers may depend on besides settings; None where it was not saved."""
-    found: dict[str, str] = {}
-    for part in ("versions", "environment", "runtime"):
-        content = about.get(part)
-        for name, value in content.items() if isinstance(content, dict) else ():
-            if value is not None:
-                found.setdefault(str(name), str(value))
-    return Table(title, ("what", "version"), list(found.items())) if found else None
-
-
-def data_table(about: Mapping[str, Any], title: str = "Data") -> Table | None:
-    """Which files the tasks were made of, and whether they are the published ones; None where it was not saved."""
-    words = {"published": "the published files", "structure": "other files of the same form"}
-    rows = [
-        (
-            str(record["name"]),
-            words.get(record["origin"], str(record["origin"])),
-            f"{record['train']} + {record['test']}",
-        )
-        for record in about.get("data", ())
-    ]
-    return Table(title, ("dataset", "files", "training + test samples"), rows) if rows else None
-
-
-def device_of(about: Mapping[str, Any]) -> str:
-    """The GPU, or else the kind of device; empty where it was not saved."""
-    environment, runtime = (about.get(name) for name in ("environment", "runtime"))
-    gpu = environment.get("gpu") if isinstance(environment, dict) else None
-    device = runtime.get("device") if isinstance(runtime, dict) else None
-    return str(gpu or device or "")
-
-
-def time_taken(about: Mapping[str, Any]) -> str:
-    """From start to finish, in words; empty where it was not saved, or the clock was set back meanwhile."""
-    try:
-        taken = datetime.fromisoformat(about["finished"]) - datetime.fromisoformat(about["started"])
-    except (KeyError, TypeError, ValueError):
-        return ""
-    return in_words(taken.total_seconds()) if taken.total_seconds() >= 0 else ""
-
-
-def in_words(seconds: float) -> str:
-    """A duration in words: `in_words(300)` is "5 min"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _facts(run: Run) -> dict[str, str]:
