@@ -137,8 +137,7 @@ class DHPSoftmax(nn.Module):
         self.initial_eta, self.eta_range = eta, eta_range
         self.alpha_init = alpha_init
         self.trace_gradient = trace_gradient
-        self.trace_scale = trace_scale
-        self.trace_centred = trace_centred
+        self.trace_scale, self.trace_centred = trace_scale, trace_centred
         self.trace_write = trace_write
         self.head_init = head_init
         self.check_values = True  # on a CPU, whether a batch's values are checked before the trace is written
