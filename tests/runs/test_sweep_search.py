@@ -308,7 +308,7 @@ def sweep_of_points(tried: list[Tried], method: str) -> list[Tried]:
 WRITING = """
 import sys
 from pathlib import Path
-from test_search import a_plan, made_up
+from test_sweep_search import a_plan, made_up
 from engram.runs.sweep.search import save_studies
 import optuna
 optuna.storages.RDBStorage("sqlite://")  # imports everything
