@@ -171,12 +171,12 @@ def test_a_page_of_more_than_six_screens_has_a_table_of_contents(site: dict[str,
 def test_a_wide_table_of_the_site_shows_on_a_phone_that_it_scrolls(
     site: dict[str, Page], browser: Browser, dark: bool
 ) -> None:
-    browser.open(site["reproduction.html"].path, width=390, height=844, dark=dark)
+    browser.open(site["reproduction/table-one.html"].path, width=390, height=844, dark=dark)
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
     shadows = browser.evaluate(
         """[...document.querySelectorAll('.md-typeset__table, .md-typeset__scrollwrap, .output .scroll')]
             .filter(box => box.scrollWidth > box.clientWidth + 1)
             .map(box => getComputedStyle(box).backgroundImage)"""
     )
-    assert len(shadows) > 5
+    assert len(shadows) > 1
     assert all("gradient" in shadow for shadow in shadows)
