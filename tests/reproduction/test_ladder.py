@@ -19,10 +19,11 @@ from engram.data.samples import Dataset
 from engram.engine.training import Runtime
 from engram.reproduction import ladder
 from engram.reproduction.folder import read_reproduction
-from engram.reproduction.page import make_page
+from engram.reproduction.page import ladder_verdict, make_page
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import run_reproduction
 from engram.reproduction.rungs import (
+    RUNGS,
     candidates_table,
     cells_within,
     draw_ladder,
@@ -256,6 +257,18 @@ def test_the_report_of_a_ladder_opens_with_its_figure(small_ladder: tuple[Path, 
     )
     for rung in (2, 3, 4):
         assert f"Rung {rung}: what was tried on validation samples, 1 trial each" in page
+
+
+def test_the_verdict_says_where_the_intervals_of_each_rung_lie(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    first, *said = ladder_verdict(runs)
+    assert first == "What DHP adds to a plain layer, in comparisons that become fairer."
+    assert len(said) == 4
+    for rung, sentence in enumerate(said, start=1):
+        assert sentence.startswith(f"Rung {rung}, {RUNGS[rung]}: of 4 differences ")
+    assert ladder_verdict({}) == []
 
 
 def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,14 +35,14 @@ from engram.report.html.run_page import (
     settings_table,
     table_blocks,
 )
-from engram.report.layout import Table, data_table, device_of, in_words, versions_table
+from engram.report.layout import Table, count, data_table, device_of, in_words, versions_table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
 from engram.reproduction import rungs
 from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
-from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results
+from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
@@ -177,10 +177,25 @@ def reproduction_page(reproduction: Reproduction) -> str:
         [
             notice(QUICK, ["Made to see that everything runs; draw no conclusions from it."], "quick")
             if reproduction.quick
-            else paragraph(" ".join(claims_verdict(runs)), "verdict"),
+            else paragraph(" ".join(ladder_verdict(runs) or claims_verdict(runs)), "verdict"),
         ],
         sections,
     )
+
+
+def ladder_verdict(runs: Runs) -> list[str]:
+    """What DHP adds to a plain layer on each rung of the ladder, in sentences; none without a ladder.
+
+    Example:
+        >>> print(*ladder_verdict(read_reproduction("results").runs))
+    """
+    found = {rung: rungs.rung_differences(runs, rung, "linear") for rung in rungs.RUNGS}
+    said = [
+        f"Rung {rung}, {rungs.RUNGS[rung]}: of {count(len(differences), 'difference')} {positions(differences)}."
+        for rung, differences in found.items()
+        if differences
+    ]
+    return ["What DHP adds to a plain layer, in comparisons that become fairer.", *said] if said else []
 
 
 def study_table(results: Mapping[str, Result]) -> Table:

@@ -53,7 +53,9 @@ def transfer_table(runs: Runs) -> Table:
 def claims_table(runs: Runs) -> Table:
     """The paper's claims, and our verdicts on them."""
     rows = [(made.claim, made.verdict, made.certainty, made.evidence) for made in claims(runs)]
-    return Table("The paper's claims", ("claim", "verdict", "how sure", "evidence"), rows)
+    return Table(
+        "The paper's claims, where all heads start as PyTorch's do", ("claim", "verdict", "how sure", "evidence"), rows
+    )
 
 
 def _across(runs: Runs, title: str, cell: Callable[[Result], str]) -> Table:
