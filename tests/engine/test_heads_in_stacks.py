@@ -11,6 +11,7 @@ from torch import Tensor
 
 import engram
 from builders import interrupted, run_on, small_digits
+from engram.common.registry import HEADS, Registration
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.program import OneByOne
@@ -52,6 +53,18 @@ def test_models_of_a_section_may_start_in_different_ways(head: str, setting: str
     configs = [config_of("split", head, **QUICK, **{setting: value}) for value in values]
     assert len(architectures(build(configs)[0])) == 1
     compare(configs)
+
+
+def test_heads_of_another_package_share_all_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they do with one is not known: it may be a constant of their forward pass."""
+
+    def make(in_features: int, out_features: int, alpha_init: float) -> engram.DHPSoftmax:
+        return engram.DHPSoftmax(in_features, out_features, alpha_init=alpha_init)
+
+    facts = {"settings": {"alpha_init": "alpha_init"}, "listed": False}
+    monkeypatch.setitem(HEADS._registered, "foreign", Registration("foreign", make, facts))
+    configs = [config_of("split", "foreign", **QUICK, alpha_init=value) for value in (0.01, 0.5)]
+    assert len(architectures(build(configs)[0])) == 2
 
 
 @pytest.mark.parametrize("settings", [{"shrinkage": 0.1}, {"top_k": 3}])
