@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from test_stack import GPU, assert_close, build, compare, config_of, example_of, stacked, train
-from torch import Tensor
+from torch import Tensor, nn
 
 import engram
 from builders import interrupted, run_on, small_digits
+from engram.common.errors import DivergedError
 from engram.common.registry import HEADS, Registration
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
@@ -124,6 +126,19 @@ def test_a_custom_head_with_state_of_its_own_is_protected_in_force(step: str) ->
         assert_close(one, other)
     sizes = {float(learner.model.head.size) for learner in found[0]}
     assert len(sizes) == len(found[0]), "each has its own"
+
+
+@pytest.mark.parametrize("head", ["dhp", "balanced-trace", RunningSize])
+@pytest.mark.parametrize("which", [0, -1])
+def test_models_can_be_stacked_although_one_of_them_diverged_before_a_resume(head: Any, which: int) -> None:
+    method, custom = (head, {}) if isinstance(head, str) else ("dhp", {"head": head})
+    learners, batches = build([config_of("split", method)], **custom)
+    for theta in learners[which].model.parameters():
+        nn.init.constant_(theta, float("nan"))
+    example = example_of(batches)
+    assert reason_against_mapping(learners, example, None) == "the model computes something else when it is mapped"
+    learners[which].outcome.diverged = DivergedError(task=0, step=3)
+    assert reason_against_mapping(learners, example, None) is None
 
 
 @pytest.mark.parametrize(("factor", "reason"), [(1 + 1e-4, None), (1.1, "something else into its buffer 'head.total'")])

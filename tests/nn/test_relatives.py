@@ -110,7 +110,7 @@ def test_fast_weights() -> None:
     head = FastWeights(M, C, num_keys=3).double()
     seen: list[tuple[Tensor, int]] = []
     for hidden, target in batches():
-        theta, key = (p.detach().clone().requires_grad_() for p in (head.weight, head.keys.weight))
+        theta, key = (p.detach().clone().requires_grad_() for p in (head.weight, head.keys.linear.weight))
         keys = torch.tanh(hidden @ key.T)
         rows = []
         for c in range(C):
@@ -121,7 +121,7 @@ def test_fast_weights() -> None:
         logits, gradients = step(head, hidden, target)
         torch.testing.assert_close(logits, expected.detach(), rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(gradients["weight"], theta.grad, rtol=1e-11, atol=1e-14)
-        torch.testing.assert_close(gradients["keys.weight"], key.grad, rtol=1e-11, atol=1e-14)
+        torch.testing.assert_close(gradients["keys.linear.weight"], key.grad, rtol=1e-11, atol=1e-14)
         seen += [(f.detach(), int(y)) for f, y in zip(keys, target, strict=True)]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import engram
 from engram import DHPSoftmax, LinearSoftmax, MatchedSoftmax
 from engram.nn.modules import frozen
 from engram.nn.networks import Network
@@ -207,6 +208,26 @@ def test_plain_layers_do_not_go_through_the_mapping(monkeypatch: pytest.MonkeyPa
         parameters = {n: p for n, p in model.named_parameters() if not n.endswith("eta")}
         sums = sum_per_sample(model, parameters, lambda z: z.square().sum(dim=1), torch.abs, inputs)
         assert sums.keys() == parameters.keys()
+
+
+@pytest.mark.parametrize("name", engram.heads.list())
+def test_no_head_needs_the_mapping(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the mapping takes a hundred times as long."""
+    monkeypatch.setattr(per_sample, "_sum_by_mapping", lambda *_: pytest.fail("a weight was left to the mapping"))
+    torch.manual_seed(0)
+    features = nn.Sequential(nn.Linear(4, 6), nn.LeakyReLU())
+    model = Network(features, engram.heads.create(name, 6, 3)).double()
+    for _ in range(2):
+        model.train()(torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,)))
+    parameters = engram.OnlineEWC(model.eval(), strength=1.0).parameters
+    inputs = torch.randn(6, 4, dtype=torch.float64)
+
+    def objective(outputs: Tensor) -> Tensor:
+        return outputs.log_softmax(dim=1)[:, 0]
+
+    sums = sum_per_sample(model, parameters, objective, torch.square, inputs)
+    for key, expected in by_loop(model, parameters, objective, torch.square, inputs).items():
+        torch.testing.assert_close(sums[key], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_model_that_cannot_be_mapped_is_computed_sample_by_sample_with_a_warning() -> None:

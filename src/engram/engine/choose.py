@@ -25,8 +25,6 @@ from engram.engine.inspection import draws_numbers, has_gradient_hooks
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches, Program, SideBySide
-from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
-from engram.nn.dhp import DHPSoftmax
 from engram.penalties import NoPenalty
 from engram.penalties.quadratic import form_of
 
@@ -164,8 +162,12 @@ def reason_against_mapping(
         return "the model draws random numbers, which differ in a stack"
     if any(has_gradient_hooks(theta) for learner in group for theta in learner.model.parameters()):
         return "the model has hooks on its gradients"
-    # Any two networks that Engram builds are alike; custom ones may all differ.
-    tried = list(group) if _is_custom(group[0]) else [group[0], group[-1]]
+    # Any two networks that Engram builds are alike; custom ones may all differ. One that diverged, as may be found on
+    # a resume, has numbers that cannot be compared.
+    tried = [learner for learner in group if learner.learning]
+    if not tried:
+        return None
+    tried = tried if _is_custom(group[0]) else [tried[0], tried[-1]]
     expected = [copy.deepcopy(learner.model) for learner in tried]
     inputs, targets = (tensor[None] for tensor in example)
     try:
@@ -274,4 +276,4 @@ def _state(section: Section) -> dict[str, Tensor]:
 
 def _is_custom(learner: Learner) -> bool:
     head = getattr(learner.model, "head", None)
-    return learner.config.network == "custom" or type(head) not in (DHPSoftmax, MatchedSoftmax, LinearSoftmax)
+    return learner.config.network == "custom" or not type(head).__module__.startswith("engram.")

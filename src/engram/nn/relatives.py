@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
@@ -101,7 +100,8 @@ class HebbianSoftmax(Head):
         Example:
             >>> logits = hidden @ head.in_force().T
         """
-        return writing.blend(self.weight, self.pending, self.rate())
+        rate = self.rate()
+        return (1 - rate) * self.weight + rate * self.pending  # θ once: so its importances are products
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -154,12 +154,11 @@ class Keys(nn.Module):
 
     def __init__(self, in_features: int, num_keys: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_keys, in_features))  # V
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.linear = nn.Linear(in_features, num_keys, bias=False)  # V
 
     def of(self, hidden: Tensor) -> Tensor:
         """f(h) = tanh(V h) (..., k)."""
-        return torch.tanh(F.linear(hidden, self.weight))
+        return torch.tanh(self.linear(hidden))
 
     def forward(self, hidden: Tensor) -> Tensor:
         return torch.cat([hidden, self.of(hidden)], dim=-1)
@@ -223,6 +222,10 @@ class FastWeights(Head):
             >>> logits = hidden @ head.weight.T + head.keys.of(hidden) @ head.fast_weights().T
         """
         return (self.total / self.count.clamp(min=1)).to(self.weight.dtype)
+
+    def weight_slopes(self) -> dict[str, Tensor]:
+        """The derivative of the weight of h with respect to θ: 1."""
+        return {"weight": torch.ones_like(self.weight)}
 
     def read(self, hidden: Tensor) -> Tensor:
         return F.linear(self.keys(hidden), torch.cat([self.weight, self.fast_weights()], dim=-1))

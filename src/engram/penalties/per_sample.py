@@ -1,10 +1,9 @@
 """Sums over samples of a function of each sample's own gradient, exact: Σ_b f(∂ o_b / ∂θ), f = square or abs.
 
-The gradient of a linear layer for one sample is an outer product, d_j x_i, and f(d_j x_i) = f(d_j) f(x_i), so the
-sum over a batch is one matrix product, f(D)ᵀ f(X): exact, at the price of a forward and a backward pass. A
-convolution takes one small product per sample. That holds where a layer's own forward, called once on one row per
-sample, is all that uses its parameters. Everything else goes through `torch.func.vmap`, or, where a module cannot
-be mapped, through one backward pass per sample.
+The gradient of a linear layer for one sample is an outer product, d_j x_i, and f(d_j x_i) = f(d_j) f(x_i). So the sum
+over a batch is one matrix product, f(D)ᵀ f(X): exact, at the price of a forward and a backward pass. A convolution
+takes one small product per sample. That holds where a layer's own forward, called once on one row per sample, is all
+that uses its parameters. All else goes through `torch.func.vmap`; or one backward pass per sample, if it must.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from engram.penalties.step import at_least_single, zeros_for_sums
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
+MAPPED = 2**24  # numbers in the gradients of the samples that are mapped at once, if these are 64 or more
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) ->
         layer = candidates[prefix]
         if len(seen) != 1 or not seen[0][1].requires_grad or not _is_row_a_sample(layer, seen[0][0], len(inputs)):
             continue
-        if seen[0][1].grad_fn not in nodes:  # the layer's output is not used, though its weights may be
+        if seen[0][1].grad_fn not in nodes:  # its output is not used, though its weights may be
             continue
         own = {prefix + name for name, theta in layer.named_parameters(recurse=False) if num_uses.get(theta) == 1}
         if own:
@@ -186,11 +186,10 @@ def _sum_by_products(
     once = all(len(seen) == 1 for seen in entered.values())
     if not once or any(uses.get(layer.get_parameter(name.removeprefix(prefix))) != 1 for prefix, layer, name in used):
         return None
-    found = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
-    deltas = dict(zip(nudges, found, strict=True))
+    deltas = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
     sums = {}
-    for prefix, product in layers.items():
-        for name, value in _layer_sums(product.layer, entered[prefix][0], deltas[prefix], function).items():
+    for (prefix, product), delta in zip(layers.items(), deltas, strict=True):
+        for name, value in _layer_sums(product.layer, entered[prefix][0], delta, function).items():
             if prefix + name in product.parameters:
                 sums[prefix + name] = value
     return sums
@@ -280,8 +279,9 @@ def _sum_by_mapping(
         return objective(outputs, *(argument[None] for argument in own)).sum()
 
     values = {name: parameter.detach() for name, parameter in parameters.items()}
+    at_once = max(64, MAPPED // sum(value.numel() for value in values.values()))
     try:
-        every = vmap(grad(of_one), in_dims=(None, 0, *(0 for _ in arguments)), chunk_size=64)
+        every = vmap(grad(of_one), in_dims=(None, *(0 for _ in (inputs, *arguments))), chunk_size=at_once)
         found = every(values, inputs, *arguments)
         return {name: function(g.to(at_least_single(g.dtype))).sum(dim=0) for name, g in found.items()}
     except RuntimeError as reason:
