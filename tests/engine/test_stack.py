@@ -24,9 +24,10 @@ from engram import DHPSoftmax, InputError, Progress, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
+from engram.data.batches import batches_of
 from engram.data.streams import Stream
 from engram.engine import choose, memory
-from engram.engine.build import Custom, build_learner, build_streams
+from engram.engine.build import Custom, build_model, build_streams, learner_from
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.descent import ContractDescent, FactoredDescent
@@ -86,11 +87,14 @@ def build(
     trials = list(range(first.first_trial, first.first_trial + first.trials))
     found = streams_of(first)
     shape, num_classes = found[0].input_shape, found[0].num_classes
-    learners = [
-        build_learner(c, t, shape, num_classes, CPU, torch.float64, Custom(features, head))
-        for t in trials
-        for c in configs
-    ]
+    custom = Custom(features, head)
+
+    def learner(config: Config, trial: int, stream: Stream) -> Learner:
+        model = build_model(config, trial, shape, num_classes, custom)
+        model.start(next(batches_of(stream[0].train, 8, permutation=stream[0].permutation))[0])
+        return learner_from(config, trial, model, CPU, torch.float64, custom, shape, num_classes)
+
+    learners = [learner(c, t, stream) for t, stream in zip(trials, found, strict=True) for c in configs]
     return learners, Batches(trials, found, first.seed, torch.float64)
 
 

@@ -12,8 +12,10 @@ from builders import run_on, small_digits
 from engram import NoPenalty, preset, streams
 from engram.config.methods import all_methods
 from engram.config.settings import Config
+from engram.data.batches import batches_of
 from engram.data.samples import Dataset
 from engram.data.sources import load
+from engram.engine import in_process
 from engram.engine.build import build_learner, build_model, build_penalty, build_streams
 from engram.engine.cpu.program import OneByOne
 from engram.engine.learner import Learner, Outcome, Progress
@@ -328,3 +330,28 @@ def test_network_that_does_not_fit_the_inputs_is_refused() -> None:
         engram.run(preset("custom", "finetune", network="cnn"), stream=two_blobs())
     with pytest.raises(engram.InputError, match=r"hidden \(10000000000000,\) has more than"):
         engram.run(preset("custom", "finetune", hidden=[10**13]), stream=two_blobs())
+
+
+@pytest.mark.parametrize("method", ["scaled", "scaled+si", "scaled+replay"])
+def test_a_scaled_head_starts_at_its_size_in_a_run_before_anything_is_protected(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The penalty measures how far weights have moved since the start, so the start must be the scaled one."""
+    seen = {}
+    choose = in_process.choose_program
+
+    def spy(learners: list[Learner], batches: Batches, device: torch.device) -> object:
+        for learner in learners:
+            inputs = next(batches_of(batches.streams[0][0].train, 256))[0]
+            logits = learner.model.eval()(inputs).detach()
+            starts = learner.penalty.group("start") if "si" in method else {}
+            seen[learner.trial] = (logits, learner.model.head.weight.detach().clone(), starts.get("head.weight"))
+        return choose(learners, batches, device)
+
+    monkeypatch.setattr(in_process, "choose_program", spy)
+    config = preset("custom", method, epochs=1, trials=2, hidden=[8], batch_size=16)
+    engram.run(config, stream=two_blobs(), device="cpu", progress=False)
+    assert len(seen) == 2
+    for logits, weight, start in seen.values():
+        assert float(logits.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-5)
+        assert start is None or torch.equal(start, weight)

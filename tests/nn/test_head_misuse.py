@@ -20,7 +20,7 @@ from engram.common.registry import HEADS
 from engram.config.settings import SETTINGS
 from engram.nn.dhp import algorithm_1
 
-FAMILY = [name for name in engram.heads.list() if name not in ("linear", "matched")]
+FAMILY = [name for name in engram.heads.list() if name not in ("linear", "matched", "scaled")]
 WRITERS = ("dhp", "hebbian-softmax", "cope", "neuromodulated", "retroactive")
 
 

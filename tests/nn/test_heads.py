@@ -20,7 +20,7 @@ from engram.nn.networks import Network
 M, C = 6, 4
 HEADS = engram.heads.list()
 REMEMBER = ("ncm", "slda", "ridge")  # those that learn nothing
-IGNORE_TARGETS = ("linear", "matched")
+IGNORE_TARGETS = ("linear", "matched", "scaled")
 NO_SEQUENCES = ("balanced-trace", "dhp", "dhp-uniform", "steady")  # the paper's layer takes (batch, features) alone
 
 
@@ -102,6 +102,8 @@ def test_a_head_that_grew_keeps_its_old_classes_bit_for_bit(name: str) -> None:
 def test_a_compiled_model_computes_the_same(name: str) -> None:
     torch._dynamo.reset()  # after some models PyTorch gives up and compiles no more: then nothing would be tested
     model, other = make(name), make(name)
+    for each in (model, other):
+        each.start(batch(0)[0])  # what a scaled head needs before it is compiled
     compiled = torch.compile(other, backend="aot_eager")
     for seed in range(2):
         learn(model, range(2 * seed, 2 * seed + 2))
@@ -163,6 +165,7 @@ PRINTED = {
     "fast-weights": ({"num_keys": 5}, "num_keys=5"),
     "hebbian-softmax": ({"rare_until": 9}, "rare_until=9"),
     "linear": ({"bias": True}, "bias=True"),
+    "scaled": ({"head_gain": 2.0}, "head_init='scaled', head_gain=2.0"),
     "matched": ({"trace": 2.0}, "trace=2.0"),
     "ncm": ({"normalised": True}, "read='nearest-mean'"),
     "neuromodulated": ({"alpha_init": 0.5}, "alpha_init=0.5"),
@@ -379,7 +382,7 @@ def test_a_memory_that_was_not_read_since_is_not_exported(name: str) -> None:
 # --- initial weights
 
 
-SLOW = [name for name in HEADS if name != "cope"]  # which has prototypes alone
+SLOW = [name for name in HEADS if name not in ("cope", "scaled")]  # which have prototypes alone, and one start
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -413,6 +416,71 @@ def test_a_gain_is_a_factor_of_the_initial_weights(name: str) -> None:
     wider = engram.heads.create(name, M, C, head_gain=3.0)
     for theta, three_times in zip(usual.parameters(), wider.parameters(), strict=True):
         torch.testing.assert_close(three_times, 3 * theta)
+
+
+def size(logits: Tensor) -> float:
+    return float(logits.detach().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("gain", [1.0, 3.0])
+def test_a_scaled_head_starts_with_logits_of_one_size_whatever_the_features(factor: float, gain: float) -> None:
+    torch.manual_seed(0)
+    head = engram.heads.create("scaled", M, C, head_gain=gain)
+    first, second = factor * torch.rand(2, 20, M)
+    read_before = head.eval()(first)
+    torch.testing.assert_close(head(first), read_before)  # evaluation changes nothing
+    assert size(head.train()(first)) == pytest.approx(0.5 * gain)
+    weight = head.weight.clone()
+    head(10 * second)
+    assert torch.equal(head.weight, weight), "the first batch alone decides"
+    torch.testing.assert_close(read_before * head.factor, head(first))
+
+
+def test_a_scaled_head_that_is_loaded_is_as_far_as_the_saved_one() -> None:
+    hidden = torch.rand(20, M)
+    for seen in (False, True):
+        head, other = (engram.heads.create("scaled", M, C) for _ in range(2))
+        if seen:
+            head(hidden)
+        other.load_state_dict(head.state_dict())
+        weight = other.weight.clone()
+        other(5 * hidden)
+        assert torch.equal(other.weight, weight) == seen
+        assert size(other(5 * hidden)) == pytest.approx(2.5 if seen else 0.5)
+
+
+def test_new_classes_of_a_scaled_head_start_at_the_size_of_the_old_ones() -> None:
+    torch.manual_seed(0)
+    head = engram.heads.create("scaled", 400, 10)
+    head.grow(20)
+    hidden = 7 * torch.rand(50, 400)
+    head(hidden)
+    before = head.weight.clone()
+    head.grow(500)
+    logits = head(hidden)
+    assert torch.equal(head.weight[:20], before)
+    assert size(logits[:, 20:]) == pytest.approx(size(logits[:, :20]), rel=0.2)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of PyTorch's compiler
+def test_a_scaled_head_that_is_compiled_too_early_says_what_is_missing() -> None:
+    torch._dynamo.reset()
+    model = make("scaled")
+    with pytest.raises(Exception, match=r"call head.scale\(features\) before"):
+        torch.compile(model, backend="eager", fullgraph=True)(*batch(0))
+    torch._dynamo.reset()
+    logits = torch.compile(model, backend="eager")(*batch(0))  # which falls back to PyTorch where it must
+    assert size(logits) == pytest.approx(0.5)
+
+
+def test_a_scaled_head_refuses_features_that_say_nothing() -> None:
+    for hidden in (torch.zeros(3, M), torch.full((3, M), torch.nan)):
+        head = engram.heads.create("scaled", M, C)
+        weight = head.weight.clone()
+        assert "all zero, NaN or infinite" in refusal(head, hidden)
+        assert torch.equal(head.weight, weight)
+        assert head.waits
 
 
 def test_new_classes_start_in_the_range_of_all() -> None:

@@ -23,8 +23,8 @@ from engram.data import streams
 from engram.penalties import Quadratic
 
 
-@HEADS.register("scaled", settings={"scale": "baseline_trace"})
-class Scaled(nn.Linear):
+@HEADS.register("amplified", settings={"scale": "baseline_trace"})
+class Amplified(nn.Linear):
     """z = c θ h"""
 
     def __init__(self, in_features, out_features, *, scale=1.0):
@@ -36,7 +36,7 @@ class Scaled(nn.Linear):
 
 
 @HEADS.register("doubled", baseline=True)
-class Doubled(Scaled):
+class Doubled(Amplified):
     """A baseline: `--methods all` leaves it out, and `baseline_head` chooses it."""
 
     def __init__(self, in_features, out_features):
@@ -69,14 +69,14 @@ def thirds(datasets, trials, *, num_tasks):
 '''
 ENTRY_POINTS = """\
 [engram.heads]
-scaled = engram_plugin
+amplified = engram_plugin
 doubled = engram_plugin
 [engram.penalties]
 uniform = engram_plugin
 [engram.benchmarks]
 thirds = engram_plugin
 """
-METHODS = ("finetune", "scaled", "uniform", "scaled+uniform", "dhp+uniform", "scaled+si")
+METHODS = ("finetune", "amplified", "uniform", "amplified+uniform", "dhp+uniform", "amplified+si")
 SMALL = ["--trials", "2", "--epochs", "2", "--tasks", "2", "--set", "max_samples=600", "--set", "learning_rate=0.1"]
 
 
@@ -126,7 +126,7 @@ def test_help_names_its_methods_and_imports_neither_it_nor_torch(plugin: Path) -
         "finally: print('imported', {'torch', 'engram_plugin'} & set(sys.modules))\n"
     )
     text = " ".join(python(plugin, "-c", program).split())
-    assert "scaled" in text
+    assert "amplified" in text
     assert "thirds" in text
     assert "imported set()" in text
 
@@ -136,11 +136,11 @@ def test_run_trains_its_methods(run: Path) -> None:
     results = json.loads((run / "results.json").read_text())["results"]
     accuracy = {entry["label"]: entry["accuracy"] for entry in results}
     assert set(accuracy) == set(METHODS)
-    for method, other in (("scaled", "finetune"), ("uniform", "finetune"), ("scaled+uniform", "scaled")):
+    for method, other in (("amplified", "finetune"), ("uniform", "finetune"), ("amplified+uniform", "amplified")):
         assert accuracy[method] != accuracy[other]
     description = json.loads((run / "run.json").read_text())
-    assert description["configs"]["scaled+uniform"]["strength"] == 0.5, "the strength that it registered"
-    assert description["configs"]["scaled+si"]["strength"] == 0.1, "the benchmark's"
+    assert description["configs"]["amplified+uniform"]["strength"] == 0.5, "the strength that it registered"
+    assert description["configs"]["amplified+si"]["strength"] == 0.1, "the benchmark's"
 
 
 @pytest.mark.slow
@@ -148,20 +148,20 @@ def test_table_figures_report_and_list_show_its_methods(plugin: Path, run: Path)
     table = engram(plugin, "table", run)
     assert all(method in table for method in METHODS)
     gains = table.partition("adds to the same method")[2]
-    assert all(method in gains for method in ("scaled ", "scaled+uniform", "dhp+uniform")), "paired by trial"
+    assert all(method in gains for method in ("amplified ", "amplified+uniform", "dhp+uniform")), "paired by trial"
     engram(plugin, "figures", run, "--out", plugin / "figures")
-    assert "scaled+uniform" in (plugin / "figures" / "accuracy.csv").read_text()
+    assert "amplified+uniform" in (plugin / "figures" / "accuracy.csv").read_text()
     engram(plugin, "report", run, "--out", plugin / "report.html")
-    assert "scaled+uniform" in (plugin / "report.html").read_text()
+    assert "amplified+uniform" in (plugin / "report.html").read_text()
     assert "uniform" in engram(plugin, "runs", "list", plugin)
 
 
 @pytest.mark.slow
 def test_sweep_tries_the_settings_that_its_method_uses(plugin: Path) -> None:
     out = plugin / "sweep"
-    base = ["split-mnist", "--methods", "scaled+uniform", *SMALL, "--dataset", "mnist-small", "--device", "cpu"]
+    base = ["split-mnist", "--methods", "amplified+uniform", *SMALL, "--dataset", "mnist-small", "--device", "cpu"]
     engram(plugin, "sweep", *base, "--grid", "xi=0.1,1", "--grid", "baseline_trace=0.5,1", "--out", out)
-    assert "scaled+uniform" in engram(plugin, "table", out)
+    assert "amplified+uniform" in engram(plugin, "table", out)
     engram(plugin, "figures", out, "--out", plugin / "sweep-figures")
     assert list((plugin / "sweep-figures").glob("*.png"))
     refused = engram(plugin, "sweep", *base, "--grid", "gamma=0.1,1", "--out", plugin / "refused", code=2)
@@ -186,7 +186,7 @@ from engram.config.methods import all_methods
 config = engram.preset("split-mnist", "uniform", baseline_head="doubled")
 assert (config.head, config.plastic, config.strength) == ("doubled", False, 0.5)
 assert type(engram.heads.create("doubled", 4, 3)).__name__ == "Doubled"
-assert "doubled" not in all_methods() and "scaled" in engram.heads.list()
+assert "doubled" not in all_methods() and "amplified" in engram.heads.list()
 print(engram.preset("split-mnist", "doubled+si").head)
 """
 
@@ -230,7 +230,7 @@ from engram.engine.program import Batches
 digits = load("mnist-small").shortened(200)
 changes = dict(dataset="mnist-small", num_tasks=2, hidden=[12], epochs=1, trials=2)
 configs = [preset("split-mnist", m, **changes) for m in METHODS]
-configs.append(preset("split-mnist", "scaled+uniform", baseline_trace=2.0, **changes))
+configs.append(preset("split-mnist", "amplified+uniform", baseline_trace=2.0, **changes))
 streams = build_streams(configs[0], [0, 1], [digits])
 found = []
 for device in ("cuda", "cpu"):  # the program of a GPU, in plain PyTorch on the CPU; and one model after the other

@@ -553,3 +553,16 @@ def test_ewc_grows_with_its_tasks_and_not_with_its_calls() -> None:
     assert sizes[19] < sizes[1] + 100
     assert sizes[20] > sizes[19] + 100
     assert consolidations(classifier) == 2
+
+
+def test_a_scaled_head_is_scaled_by_the_first_samples_before_its_penalty_starts() -> None:
+    X, y = make_blobs(60, n_features=FEATURES, centers=3, random_state=0)
+    classifier = ContinualClassifier(**SMALL | {"method": "scaled+si", "epochs": 1, "learning_rate": 1e-9})
+    classifier.partial_fit(X[:20], y[:20], task=0)
+    learner = classifier.learner_
+    logits = learner.model.eval()(torch.from_numpy(X[:20]).float()).detach()
+    assert float(logits.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-3)
+    torch.testing.assert_close(learner.penalty.group("start")["head.weight"], learner.model.head.weight.detach())
+    weight = learner.model.head.weight.detach().clone()
+    classifier.partial_fit(100 * X[20:], y[20:], task=1)
+    torch.testing.assert_close(classifier.learner_.model.head.weight.detach()[: len(weight)], weight)

@@ -14,7 +14,7 @@ import torch
 from engram.common.errors import InputError, shortened
 from engram.common.registry import PENALTIES
 from engram.config.settings import SETTINGS, Config, names_of
-from engram.data.batches import move_streams
+from engram.data.batches import batches_of, move_streams
 from engram.data.samples import Dataset
 from engram.data.scenarios import arrange
 from engram.data.streams import Stream
@@ -40,6 +40,8 @@ SAME_TASKS = names_of(agree="run")  # configs with the same values of these lear
 SAME_STEPS = names_of(agree="stack")  # configs of one stack share the values of these too
 # Numbers that may differ within a section; the size of a model does not depend on them.
 NO_SIZE = {name: SETTINGS[name].default or 1.0 for name in names_of(agree="free") if SETTINGS[name].type is float}
+
+SHOWN = 256  # samples of the first task, to a head whose size depends on the features
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ class Builder:
         if (label, trial) not in self._models:
             (stream,) = self.streams([trial])
             shape, num_classes = stream.input_shape, stream.num_classes
-            self._models[label, trial] = build_model(self.configs[label], trial, shape, num_classes, self.custom)
+            model = build_model(self.configs[label], trial, shape, num_classes, self.custom)
+            model.start(next(batches_of(stream[0].train, SHOWN, permutation=stream[0].permutation))[0])
+            self._models[label, trial] = model
         return self._models[label, trial]
 
     def learner(self, label: str, trial: int, dtype: torch.dtype) -> Learner:

@@ -1,18 +1,23 @@
-"""The heads that the DHP Softmax is compared with. They remember nothing, and ignore the targets."""
+"""Heads without a memory: the ordinary output layer, and the paper's baseline. They ignore the targets."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
-from engram.nn.classes import draw_slow_weights, grow_rows
+from engram.nn.classes import HEAD_INITS, draw_slow_weights, grow_rows
+from engram.nn.distributed import ranks_of_call
 from engram.nn.modules import as_linear, shown_settings
 from engram.nn.typed import typed
+from engram.nn.writing import batch_mean
+
+STARTING_SIZE = 0.5  # s, the root mean square of the logits of a scaled head at the start
 
 
 @HEADS.register(
@@ -24,16 +29,26 @@ from engram.nn.typed import typed
 class LinearSoftmax(nn.Linear):
     """The ordinary softmax layer:  z = θ h + b, by default without b, as the paper's layer has none.
 
+    With head_init="scaled" the first training batch decides how large θ is at the start, so that the logits have the
+    same size whatever that of the features:
+
+        θ ← θ · s g / rms(θ h),  s = 0.5,  g = head_gain
+
+    The larger θ is, the less the features move while a task is learned (Chizat et al. 2019), and the less is forgotten.
+    `scale` does it before the first batch, which a compiled model needs.
+
     Args:
         in_features: number m of hidden units.
         out_features: number C of classes.
         bias: whether there is a b.
-        head_init: how θ starts: "linear" or "published" (`engram.nn.classes.draw_slow_weights`).
+        head_init: how θ starts: "linear", "published" (`engram.nn.classes.draw_slow_weights`) or "scaled".
         head_gain: a factor of the range of θ at the start.
 
     Example:
         >>> logits = LinearSoftmax(512, 10)(torch.rand(64, 512))
     """
+
+    factor: Tensor  # of a scaled head
 
     @typed
     def __init__(
@@ -45,19 +60,51 @@ class LinearSoftmax(nn.Linear):
         head_init: str = "linear",
         head_gain: float = 1.0,
     ):
+        check_choice("head_init", head_init, (*HEAD_INITS, "scaled"))
         self.head_init, self.head_gain = head_init, head_gain  # before PyTorch's layer draws its weights
         super().__init__(in_features, out_features, bias=bias)
+        if head_init == "scaled":
+            self.register_buffer("factor", torch.zeros(()))  # by which θ was multiplied; 0 before
 
     def reset_parameters(self) -> None:
         """θ as `head_init` says, and b as in `torch.nn.Linear`."""
-        draw_slow_weights(self.weight, self.head_init, self.head_gain)
+        self.waits = self.head_init == "scaled"  # for features that say how large θ is
+        draw_slow_weights(self.weight, "linear" if self.waits else self.head_init, self.head_gain)
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features)
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         """Logits (B, C) of hidden activations (B, m); the targets are ignored."""
+        if self.waits and self.training:
+            if torch.compiler.is_compiling():
+                raise InputError("call head.scale(features) before a scaled head is compiled")
+            self.scale(hidden)
         return super().forward(hidden)
+
+    @torch.no_grad()
+    def scale(self, hidden: Tensor) -> None:
+        """Let features decide how large θ is; the first training batch does, if this is not called before.
+
+        Args:
+            hidden: features of some samples (B, m).
+
+        Example:
+            >>> head = LinearSoftmax(512, 10, head_init="scaled")
+            >>> head.scale(torch.rand(64, 512))
+        """
+        squares = F.linear(hidden, self.weight).square().mean(dim=-1).flatten()
+        size = float(batch_mean(squares, ranks_of_call(self)).sqrt())
+        if not (math.isfinite(size) and size > 0):
+            raise InputError("a scaled head cannot start from features that are all zero, NaN or infinite")
+        factor = STARTING_SIZE * self.head_gain / size
+        self.weight.mul_(factor)
+        self.factor.fill_(factor)
+        self.waits = False
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state, prefix, *arguments)
+        self.waits = self.head_init == "scaled" and float(self.factor) == 0
 
     def grow(self, out_features: int) -> None:
         """Add classes, as `DHPSoftmax.grow` does.
@@ -68,7 +115,12 @@ class LinearSoftmax(nn.Linear):
         Example:
             >>> head.grow(12)
         """
+        waits, before = self.waits, self.out_features
         grow_rows(self, out_features)
+        if self.head_init == "scaled" and not waits:
+            with torch.no_grad():
+                self.weight[before:].mul_(self.factor)
+        self.waits = waits
 
     def weight_slopes(self) -> dict[str, Tensor]:
         """The derivative of the weight in force with respect to each parameter of its shape: 1 for θ.

@@ -1,4 +1,4 @@
-"""Heads by name; and two forms of the DHP Softmax that have names of their own."""
+"""Heads by name; and forms of the plain head and of the DHP Softmax that have names of their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from engram.common.errors import InputError
 from engram.common.registry import HEADS
+from engram.nn.baselines import LinearSoftmax
 from engram.nn.dhp import DHPSoftmax
 
 
@@ -55,6 +56,27 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
     if settings.get("random_window") and "random_features" in known and not settings.get("random_features"):
         raise InputError("random_window has no effect without random_features: leave it out, or give both")
     return make(in_features, out_features, **settings)
+
+
+@HEADS.register(
+    "scaled",
+    listed=False,
+    settings={"bias": "head_bias", "head_gain": "head_gain"},
+    words="an ordinary linear output layer, as large at the start as suits the features",
+)
+def scaled(in_features: int, out_features: int, *, bias: bool = False, head_gain: float = 1.0) -> LinearSoftmax:
+    """The ordinary output layer, whose first batch decides how large its weights are: `LinearSoftmax` with "scaled".
+
+    Args:
+        in_features: number m of features.
+        out_features: number C of classes.
+        bias: whether there is a bias.
+        head_gain: a factor of the size of the weights at the start.
+
+    Example:
+        >>> head = engram.heads.create("scaled", 512, 10)
+    """
+    return LinearSoftmax(in_features, out_features, bias=bias, head_init="scaled", head_gain=head_gain)
 
 
 @HEADS.register(

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from engram.nn.modules import frozen
+
 
 class Network(nn.Module):
     """Features of the inputs, and a head that turns features into logits.
@@ -29,6 +31,20 @@ class Network(nn.Module):
     def forward(self, inputs: Tensor, target: Tensor | None = None) -> Tensor:
         """Logits (B, C) of a batch of inputs; a plastic head needs the targets in training mode."""
         return self.head(self.features(inputs), target)
+
+    @torch.no_grad()
+    def start(self, inputs: Tensor) -> None:
+        """Before anything is learned or protected: a head whose size depends on the features sees some.
+
+        Args:
+            inputs: of some samples.
+
+        Example:
+            >>> model.start(inputs[:256])
+        """
+        if getattr(self.head, "waits", False):
+            with frozen(self):
+                self.head.scale(self.features(inputs))  # type: ignore[operator]
 
 
 class Standardised(nn.Module):

@@ -229,6 +229,9 @@ class ContinualLearner:
         self.num_samples += len(rows)
         x, rows = x.to(self.device), rows.to(self.device)
         self.counts += np.bincount(targets, weights, minlength=len(self.counts))
+        if getattr(self.model.head, "waits", False):
+            self.model.start(x)
+            self.penalty = build_penalty(self.config, 0, self.model)  # which remembers how the weights start
         learns, of_class = self.learns, weigh(self.counts)
         if learns and of_class is not None:
             weights = of_class[targets] if weights is None else weights * of_class[targets]
