@@ -23,9 +23,11 @@ from engram.penalties.watch import is_captured
 LARGEST_SHARE = 100  # if the penalty is in the loss more often than this, the loss was scaled for mixed precision
 
 
-@PENALTIES.register("si", settings="xi temperature", words="holds each weight by how much it lowered the loss")
+@PENALTIES.register(
+    "si", settings="xi temperature", strength=1.0, words="holds each weight by how much it lowered the loss"
+)
 class SI(Quadratic):
-    """SI (Zenke et al. 2017). `strength` is its c; importance is summed while a task is learned.
+    """SI (Zenke et al. 2017). Importance is summed while a task is learned. `strength` is its c: 1 is a good start.
 
     path_k ← path_k − g_k Δθ_k            after each step, g the gradient of the task's loss alone
     Ω_k ← Ω_k + max(path_k, 0) / ((θ_k − θ_start,k)² + ξ)        θ* ← θ        when the task ends
@@ -34,11 +36,10 @@ class SI(Quadratic):
     β = 1/T); Δθ is still the step that the plain loss led to. So the path does not end when the loss is near 0. g then
     takes a backward pass of its own: call `before_backward` in a custom loop. In a run, such models train one by one.
 
-    Four traps are avoided here. The penalty's own gradient is not part of g: where `loss()` went into the
-    backward pass, it is taken out again. Nor is g what clipping or a GradScaler makes of the gradient: where
-    there is either, call `after_backward` before it; a loop that forgets to gets an error. A path that raised the loss
-    makes a weight unimportant, not of negative importance. What is remembered of the weights is copies, never views
-    of the live ones.
+    Four traps are avoided here. The penalty's own gradient is not part of g: where `loss()` went into the backward
+    pass, it is taken out again. Nor is g what clipping or a GradScaler makes of the gradient: where there is either,
+    call `after_backward` before it; a loop that forgets to gets an error. A path that raised the loss makes a weight
+    unimportant, not of negative importance. What is remembered of the weights is copies, never views of the live ones.
 
     `model`, `strength`, `regularize_alpha` and `protect` are as for `Penalty`.
 
@@ -47,7 +48,7 @@ class SI(Quadratic):
         temperature: T > 0, by which the logits are divided for g.
 
     Example:
-        >>> penalty = engram.SI(model, strength=0.1)
+        >>> penalty = engram.SI(model)
         >>> loss.backward(); optimizer.step(); penalty.after_step()
         >>> penalty.consolidate()
     """
@@ -59,7 +60,7 @@ class SI(Quadratic):
         self,
         model: nn.Module,
         *,
-        strength: float,
+        strength: float = 1.0,
         xi: float = 0.1,
         temperature: float = 1.0,
         regularize_alpha: bool = False,
@@ -212,9 +213,7 @@ class SI(Quadratic):
             >>> penalty.after_step()
         """
         if all(theta.grad is None for theta in self.parameters.values()):
-            raise InputError(
-                "SI.after_step() found no gradients: call it after optimizer.step() and before zero_grad()"
-            )
+            raise InputError("SI.after_step() found no gradients: call it after optimizer.step(), before zero_grad()")
         self.check_alive()
         if self.gradients.moved():
             raise InputError(
