@@ -1,4 +1,4 @@
-"""Fill the numbers and tables of docs/reproduction.md, its appendices and the README from results/, and draw pictures.
+"""Fill the numbers and tables of the documents from results/, draw pictures, and write the best settings.
 
 A gap in the text is `<!-- NAME --><!-- end -->`. What stands between the two comments is replaced by what `gaps` has
 under that name; everything outside gaps is left as it is.
@@ -17,9 +17,12 @@ from engram.config.presets import STEADY, title_of
 from engram.report.layout import Table
 from engram.report.tables import final, so_far
 from engram.reproduction.folder import Reproduction, Runs, read_reproduction
+from engram.reproduction.form import best_settings, counts_table, heads_table
+from engram.reproduction.ladder import CANDIDATES, KNOBS
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
     OPPONENTS,
+    RUNGS,
     SEARCHED,
     cells_within,
     gains_within,
@@ -49,8 +52,15 @@ from engram.reproduction.tables import (
 from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs, where
 
 ROOT = Path(__file__).parent.parent
+OTHERS = [head for head in KNOBS if head not in ("linear", *CANDIDATES)]
 APPENDICES = ("table-one", "settings", "why", "steady", "runs")
-DOCUMENTS = ("docs/reproduction.md", *(f"docs/reproduction/{name}.md" for name in APPENDICES), "README.md")
+DOCUMENTS = (
+    "docs/reproduction.md",
+    *(f"docs/reproduction/{name}.md" for name in APPENDICES),
+    "docs/form.md",
+    "README.md",
+)
+BEST = "src/engram/config/best.json"  # what `engram run --best` uses
 GAP = re.compile(r"<!-- (?P<name>[^>]+?) -->(?P<content>(?:(?!<!--).)*)<!-- end -->", re.DOTALL)
 
 
@@ -58,7 +68,9 @@ def documents(root: Path = ROOT, results: Path | None = None) -> dict[Path, str]
     """What each document is to hold."""
     reproduction = read_reproduction(results or root / "results")
     known = gaps(reproduction)
-    return {root / name: fill((root / name).read_text(encoding="utf-8"), known) for name in DOCUMENTS}
+    best = json.dumps(best_settings(reproduction.runs), indent=1) + "\n"
+    filled = {root / name: fill((root / name).read_text(encoding="utf-8"), known) for name in DOCUMENTS}
+    return {**filled, root / BEST: best}
 
 
 def fill(text: str, known: Mapping[str, str]) -> str:
@@ -82,7 +94,7 @@ def gaps(reproduction: Reproduction) -> dict[str, str]:
 
 def _of_rungs(runs: Runs) -> dict[str, str]:
     known: dict[str, str] = {}
-    for rung, opponent in product((1, 2, 3), OPPONENTS):
+    for rung, opponent in product(RUNGS, OPPONENTS):
         found = rung_differences(runs, rung, opponent)
         known[f"rung {rung}: {opponent}"] = f"of {len(found)} differences {positions(found)}"
         above = sum(where(difference) == "above zero" for difference in found)
@@ -134,6 +146,10 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: transfer": transfer_table(runs).to_markdown(),
         "tables: ladder": _joined(table for name in OPPONENTS if (table := ladder_table(runs, name)).rows),
         "table: verdicts": verdicts_table(runs).to_markdown(),
+        "table: counts": counts_table(runs).to_markdown(),
+        "tables: heads": _joined(
+            heads_table(runs, heads, title) for title, heads in (("Candidates", CANDIDATES), ("DHP and others", OTHERS))
+        ),
         "tables: settings": "\n".join(_settings(runs, benchmark) for benchmark in PAPER_BENCHMARKS),
         "tables: so far": _joined(table for table in unfinished if table is not None),
         "table: diverged": _joined(table for table in [diverged_table(runs)] if table.rows),

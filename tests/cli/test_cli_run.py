@@ -24,7 +24,7 @@ from rich.console import Console
 from builders import assert_results_equal, files_in
 from engram import Progress, preset
 from engram.common.errors import DivergedError
-from engram.config.presets import STEADY
+from engram.config.presets import STEADY, best_settings
 from engram.engine.learner import Outcome
 from engram.runs.display import RunDisplay
 from engram.runs.run import read_run
@@ -401,6 +401,33 @@ def test_steady_changes_only_dhp_methods(engram: Command, out: Path) -> None:
 def test_steady_without_a_dhp_method_is_refused(engram: Command, out: Path) -> None:
     line = engram.refusal("run", "split-mnist", "--methods", "finetune,si", "--steady", "--out", out)
     assert "--steady applies only to DHP methods" in line
+    assert not out.exists()
+
+
+def test_best_takes_the_best_settings_of_each_method(engram: Command, out: Path) -> None:
+    quick = ["--dataset", "mnist-small", "--trials", "1", "--epochs", "1", "--tasks", "1", "--set", "max_samples=20"]
+    methods = ["si", "linear+si", "dhp+mas"]
+    engram("run", "split-mnist", "--best", "--methods", ",".join(methods), "--strength", "7", *quick, "--out", out)
+    for method, config in read_run(out).configs.items():
+        best = {**best_settings("split-mnist", method), "strength": 7.0}  # what is given wins
+        assert {name: getattr(config, name) for name in best} == best
+        assert config.learning_rate != preset("split-mnist", method).learning_rate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("split-mnist", "--methods", "replay"),
+            "no best settings of replay on split-mnist are known: only of linear,",
+        ),
+        (("settings.toml",), "settings.toml has its own settings, so --best cannot be given with it"),
+    ],
+)
+def test_best_without_best_settings_is_refused(
+    arguments: tuple[str, ...], words: str, engram: Command, out: Path
+) -> None:
+    assert words in engram.refusal("run", *arguments, "--best", "--out", out)
     assert not out.exists()
 
 

@@ -11,7 +11,7 @@ from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_RESULTS
-from engram.config.presets import changes_from_preset, preset
+from engram.config.presets import best_settings, changes_from_preset, preset
 from engram.config.settings import Config
 from engram.data.benchmarks import MIXTURE
 from engram.engine.build import build_model, build_penalty
@@ -152,6 +152,21 @@ def test_all_methods_of_a_trial_start_with_the_same_slow_weights() -> None:
                 assert torch.equal(weights, start[name])
     other_trial = build_model(preset("split-mnist", "finetune"), 4, (784,), 10).state_dict()
     assert not torch.equal(other_trial["head.weight"], start["head.weight"])
+
+
+def test_the_best_settings_are_those_of_the_method_s_own_head() -> None:
+    best = preset("split-mnist", "linear+si", best=True)
+    assert best.learning_rate != preset("split-mnist", "linear+si").learning_rate
+    assert (best.epochs, best.hidden, best.trials) == (10, (256, 256), 10), "all else is the paper's"
+    for method, same in (("si", "matched+si"), ("finetune", "matched"), ("dhp+mas", "dhp+mas")):
+        assert best_settings("split-mnist", method) == best_settings("split-mnist", same)
+    assert preset("split-mnist", "linear+si", best=True, strength=3).strength == 3, "a change wins"
+    for benchmark, method, words in (
+        ("split-mnist", "joint", "of joint on split-mnist are known: only of linear,"),
+        ("custom", "si", "of si on custom are known, only on permuted-mnist,"),
+    ):
+        with pytest.raises(InputError, match=words):
+            preset(benchmark, method, best=True)
 
 
 def test_changes_are_taken_and_checked() -> None:

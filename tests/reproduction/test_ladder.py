@@ -19,12 +19,12 @@ from engram.data.samples import Dataset
 from engram.engine.training import Runtime
 from engram.reproduction import ladder
 from engram.reproduction.folder import read_reproduction
+from engram.reproduction.form import best_settings, candidates_table, counts_table, heads_table
 from engram.reproduction.page import ladder_verdict, make_page
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import run_reproduction
 from engram.reproduction.rungs import (
     RUNGS,
-    candidates_table,
     cells_within,
     draw_ladder,
     ladder_table,
@@ -188,7 +188,7 @@ def test_the_tables_and_the_figure_show_every_rung(small_ladder: tuple[Path, dic
     assert drawn.to_bytes("png").startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("rung", "number", "points"), [(2, 9, 8), (3, 6, 8), (4, 12, 16)])
+@pytest.mark.parametrize(("rung", "number", "points"), [(2, 9, 8), (3, 6, 8), (4, 12, 20)])
 def test_the_settings_that_were_tried_are_shown_with_their_scores(
     small_ladder: tuple[Path, dict[tuple[str, str], Run]], rung: int, number: int, points: int
 ) -> None:
@@ -220,14 +220,54 @@ def test_the_form_is_the_candidate_that_gains_most_often_on_validation_samples(
     expected.sort(reverse=True)
     rows = candidates_table(runs).rows
     assert rows == [(head, "4", f"{above}", f"{100 * mean:+.2f}") for above, mean, head in expected]
-    unfinished = {key: run for key, run in runs.items() if key[1] != "search-3"}
+    unfinished = {key: run for key, run in runs.items() if key[1] != "search-4"}
     assert candidates_table(unfinished).rows == []
+
+
+def test_every_head_stands_on_rung_4_with_its_differences(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    results = runs["split-mnist", "rung-4"].results
+    heads = list(dict.fromkeys(result.config.head for result in results.values()))
+    others = [head for head in heads if head != "linear"]
+    assert [row[0] for row in counts_table(runs).rows] == others
+    table = heads_table(runs, others, "Heads")
+    assert [row[0] for row in table.rows] == [f"Split MNIST: {name}" for name in ("alone", "si", "online-ewc", "mas")]
+    last = {r.config.method: 100 * r.average_accuracy[:, -1].mean() for r in results.values()}
+    for column, head in enumerate(others, start=1):
+        gains = [last[head + ending] - last["linear" + ending] for ending in ladder.ENDINGS]
+        assert [float(row[column].split()[0]) for row in table.rows] == pytest.approx(gains, abs=0.006)
+        counted = next(row for row in counts_table(runs).rows if row[0] == head)
+        assert counted[1:3] == ("4", f"{sum(gain > 0 for gain in gains)}")
+        assert float(counted[-1]) == pytest.approx(sum(gains) / 4, abs=0.006)
+
+
+def test_the_best_settings_are_those_of_rung_4_or_else_of_the_grids(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    best = best_settings(runs)["split-mnist"]
+    for label, config in runs["split-mnist", "rung-4"].configs.items():
+        assert all(getattr(config, name) == value for name, value in best[config.method].items()), label
+        assert {"learning_rate", "head_init"} < set(best[config.method])
+    without = {key: run for key, run in runs.items() if key[1] != "rung-4"}
+    grids = best_settings(without)["split-mnist"]
+    tried = [result for part in ladder.GRID for result in runs["split-mnist", part].results.values()]
+    for method, settings in grids.items():
+        scores = {
+            (result.config.head_init, result.config.strength): ladder.score(result)
+            for result in tried
+            if result.config.method == method
+        }
+        assert scores[settings["head_init"], settings["strength"]] == max(scores.values())
+    assert best_settings({key: run for key, run in without.items() if key[1] != "grid-2"}) == {}
 
 
 def test_of_candidates_that_gain_as_often_the_larger_mean_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     gains = {"steady": [0.02, -0.01, 0.03], "balanced": [0.05, 0.02, -0.01]}
     monkeypatch.setattr(ladder, "CANDIDATES", tuple(gains))
-    monkeypatch.setattr("engram.reproduction.rungs._gains", lambda runs, head: gains[head])
+    monkeypatch.setattr("engram.reproduction.form._gains", lambda runs, head: gains[head])
     assert [row[0] for row in candidates_table({}).rows] == ["balanced", "steady"]
     gains["steady"][1] = 0.001
     assert [row[0] for row in candidates_table({}).rows] == ["steady", "balanced"]

@@ -68,6 +68,13 @@ def run(
     dataset: DatasetName = None,
     scenario: ScenarioName = None,
     steady: Steady = False,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best",
+            help="The best settings that we know of each method (docs/reproduction/settings.md), not the paper's.",
+        ),
+    ] = False,
     settings: Settings = None,
     help_settings: HelpSettings = False,
     data: DataFolder = None,
@@ -100,7 +107,7 @@ def run(
         raise InputError(f"BENCHMARK is missing: {BENCHMARK_NAMES}; or resume a run: --resume DIR")
     options = {"trials": trials, "epochs": epochs, "num_tasks": tasks, "dataset": dataset, "scenario": scenario}
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
-    configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady)}
+    configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady, best)}
     refuse_without_effect(given_changes(settings, strength=strength, eta=eta), list(configs.values()))
     _start(configs, data, (device, precision, stack), (engine, address), out, log, command_line(context))
 
@@ -239,7 +246,9 @@ def given_changes(settings: list[str] | None, **options: Any) -> dict[str, Any]:
     return changes
 
 
-def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False) -> list[Config]:
+def configs_of(
+    benchmark: str, methods: str | None, changes: dict[str, Any], steady: bool = False, best: bool = False
+) -> list[Config]:
     """One config per method, from presets or from a file, with changes."""
     for name in ("benchmark", "method"):
         if name in changes:
@@ -247,12 +256,14 @@ def configs_of(benchmark: str, methods: str | None, changes: dict[str, Any], ste
     if benchmark.endswith((".toml", ".json")):
         if methods is not None:
             raise InputError(f"{benchmark} names its own method, so --methods cannot be given with it")
+        if best:
+            raise InputError(f"{benchmark} has its own settings, so --best cannot be given with it")
         bases = [load_config(benchmark)]
         if bases[0].benchmark == "custom":
             raise InputError(f"{benchmark} has a custom stream, which only runs from Python: engram.run")
     else:
         check_choice("benchmark", benchmark, BENCHMARKS.names())
-        bases = [preset(benchmark, name) for name in _method_names(methods)]
+        bases = [preset(benchmark, name, best=best) for name in _method_names(methods)]
     if steady and not any(base.head == "dhp" for base in bases):
         raise InputError("--steady applies only to DHP methods")
     configs = [base.replace(**{**(STEADY if steady and base.head == "dhp" else {}), **changes}) for base in bases]

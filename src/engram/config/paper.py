@@ -58,6 +58,7 @@ PARTS = {
     "search-1": "the search for rung 4, first round",
     "search-2": "the search for rung 4, second round",
     "search-3": "the search for rung 4, third round",
+    "search-4": "the search for rung 4, fourth round",
     "rung-4": "rung 4: the same number of settings to try for all",
     "divergence": "why DHP diverges on the mixture, and what prevents it",
     "table": "Table I: the paper's eight methods",

@@ -43,11 +43,13 @@ MEMORY_ON_FEATURES: dict[str, Any] = {"learn_features": True}
 CHOOSING: dict[str, Any] = {"seed": 1000, "examine": "validation"}
 
 MOST_NAMED = 2  # settings in the form of a head
+BEST = Path(__file__).with_name("best.json")  # made from results/ by tools/write_results.py
+MAX_BEST_BYTES = 2**20
 MAX_BYTES = 2**14  # the largest file of settings; usual ones have one or two thousand bytes
 
 
-def preset(benchmark: str, method: str, **changes: Any) -> Config:
-    """The paper's settings of a method on a benchmark, with changes.
+def preset(benchmark: str, method: str, *, best: bool = False, **changes: Any) -> Config:
+    """The paper's settings of a method on a benchmark, or the best that are known, with changes.
 
     A head that remembers sums ("slda") has settings of its own: alone, random features of the inputs and one pass;
     with a penalty or a rehearsal, the benchmark's network.
@@ -55,6 +57,8 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     Args:
         benchmark: a registered benchmark such as "split-mnist", or "custom" for a stream that you pass to `engram.run`.
         method: "finetune", a head, a penalty, a rehearsal, or a head with one of these: "dhp+si", "matched+replay".
+        best: whether learning rate, strength and the head's settings are those that were best on validation samples
+            (docs/reproduction/settings.md), and not the paper's.
         changes: settings that differ from the preset, by name. One that has no effect on the method is refused, unless
             it is None; `Config.replace` takes it, for a penalty of your own or to treat several methods alike.
 
@@ -74,9 +78,38 @@ def preset(benchmark: str, method: str, **changes: Any) -> Config:
     if penalty is not None:
         usual = PENALTIES.facts(penalty).get("strength")  # where the benchmark has none for it
         settings["strength"] = facts.get("strengths", {}).get(penalty, usual)
+    if best:
+        settings |= best_settings(benchmark, method)
     config = from_dict({**settings, **changes})
     refuse_without_effect((name for name, value in changes.items() if value is not None), [config])
     return config
+
+
+def best_settings(benchmark: str, method: str) -> dict[str, Any]:
+    """How the best settings that are known of a method on a benchmark differ from the paper's.
+
+    A method without a head has the paper's baseline, the matched one.
+
+    Args:
+        benchmark: a benchmark of the paper.
+        method: a head, alone or with SI, Online EWC or MAS.
+
+    Example:
+        >>> best_settings("split-mnist", "linear+si")["learning_rate"]
+        0.03
+    """
+    known = _all_best().get(benchmark, {})
+    head, penalty, rehearsal = parts_of(method)
+    name = f"matched+{penalty}" if head is None and penalty else "matched" if method == "finetune" else method
+    if rehearsal is not None or name not in known:
+        those = f": only of {', '.join(known)}" if known else f", only on {', '.join(_all_best())}"
+        raise InputError(f"no best settings of {method} on {benchmark} are known{those}")
+    return dict(known[name])
+
+
+@cache
+def _all_best() -> dict[str, dict[str, dict[str, Any]]]:
+    return parse_json(read_text(BEST, MAX_BEST_BYTES))
 
 
 def title_of(benchmark: str) -> str:
@@ -148,7 +181,7 @@ def form_of_head(config: Config, in_full: bool = True) -> str:
 def _head_settings(benchmark: str, method: str) -> dict[str, Any]:
     """What a preset says about the head, and which of its weights are protected."""
     strength = {"strength": 1.0} if parts_of(method).penalty else {}  # a custom stream has no preset for it
-    usual = preset(benchmark, method, **strength)
+    usual = preset(benchmark, method, best=False, **strength)
     return {name: getattr(usual, name) for name in (*names_of(stage="head"), "protect")}
 
 

@@ -29,7 +29,7 @@ TRIALS_OF_A_SETTING = 3
 
 # How many settings a contestant tries, round by round.
 GRID_ROUNDS = (5, 3)
-SEARCH_ROUNDS = (7, 5, 4)
+SEARCH_ROUNDS = (7, 5, 4, 4)
 STRENGTH_FACTOR = RATE_FACTOR = 3.0
 
 # The knob of each head on rung 4, where the middle of its star is the value that the head has otherwise.
@@ -228,7 +228,7 @@ class Step:
     needs: tuple[str, ...] = ()
 
 
-GRID, SEARCH = ("grid-1", "grid-2"), ("search-1", "search-2", "search-3")
+GRID, SEARCH = ("grid-1", "grid-2"), ("search-1", "search-2", "search-3", "search-4")
 STEPS = {
     "rung-1": Step(lambda benchmark, _: final_configs(as_published(benchmark), (), ())),
     "grid-1": Step(_grid),
@@ -238,6 +238,7 @@ STEPS = {
     "search-1": Step(_search),
     "search-2": Step(_search, SEARCH[:1]),
     "search-3": Step(_search, SEARCH[:2]),
+    "search-4": Step(_search, SEARCH[:3]),
     "rung-4": Step(
         lambda benchmark, runs: final_configs(with_one_budget(benchmark), runs, search_rounds(benchmark)), SEARCH
     ),

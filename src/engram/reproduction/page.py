@@ -38,7 +38,7 @@ from engram.report.html.run_page import (
 from engram.report.layout import Table, count, data_table, device_of, in_words, versions_table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
-from engram.reproduction import rungs
+from engram.reproduction import form, rungs
 from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
@@ -105,7 +105,7 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
     """
     runs = reproduction.runs
     ladder = [rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS]
-    ladder += [rungs.verdicts_table(runs), rungs.candidates_table(runs)]
+    ladder += [rungs.verdicts_table(runs), form.counts_table(runs), form.candidates_table(runs)]
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder

@@ -23,6 +23,7 @@ NOT_RUN = {
     ("imbalanced-permuted-mnist", "study"),
     ("vision-mixture", "study"),
     ("vision-mixture", "search-3"),  # see `ladder.FEWER_ROUNDS`
+    ("vision-mixture", "search-4"),
     *((benchmark, "divergence") for benchmark in PAPER_BENCHMARKS if benchmark != "vision-mixture"),
 }
 

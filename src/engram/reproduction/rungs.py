@@ -183,49 +183,6 @@ def settings_table(runs: Runs, benchmark: str, rung: int) -> Table:
     )
 
 
-def candidates_table(runs: Runs) -> Table:
-    """The candidates for the form that is recommended, the chosen one first, by what they gain on validation samples.
-
-    The rule: most comparisons above zero; of those that have as many, the largest mean.
-
-    Args:
-        runs: those of a reproduction.
-
-    Example:
-        >>> candidates_table(read_reproduction("results").runs).rows[0][0]
-    """
-    found = {head: _gains(runs, head) for head in ladder.CANDIDATES}
-    ranked = sorted(
-        (head for head in found if found[head]),
-        key=lambda head: (sum(gain > 0 for gain in found[head]), sum(found[head])),
-        reverse=True,
-    )
-    return Table(
-        "Candidates for the form, each at its best setting minus the plain head at its own, on validation samples",
-        ("candidate", "comparisons", "above zero", "mean, points"),
-        [
-            (head, f"{len(gains)}", f"{sum(gain > 0 for gain in gains)}", f"{100 * sum(gains) / len(gains):+.2f}")
-            for head, gains in ((head, found[head]) for head in ranked)
-        ],
-    )
-
-
-def _gains(runs: Runs, head: str) -> list[float]:
-    """The best score of a head minus that of the plain one, alone and with each penalty, where the search is over."""
-    gains = []
-    for benchmark in PAPER_BENCHMARKS:
-        sizes = ladder.search_rounds(benchmark)
-        rounds = [runs[benchmark, part] for part in ladder.SEARCH[: len(sizes)] if (benchmark, part) in runs]
-        if len(rounds) == len(sizes) and all(run.finished for run in rounds):
-            scores = {
-                each.config.method: max(ladder.scores_of(each, rounds, sizes).values())
-                for each in ladder.with_one_budget(benchmark)
-                if each.config.head in (head, "linear")
-            }
-            gains += [scores[head + ending] - scores["linear" + ending] for ending in ENDINGS]
-    return gains
-
-
 def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) -> tuple[str, ...]:
     scores = ladder.scores_of(contestant, rounds, sizes)
     best = best_point(scores)

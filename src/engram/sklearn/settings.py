@@ -65,7 +65,7 @@ def make_config(params: Mapping[str, Any], method: str, seed: int) -> Config:
         taken = HEADS.facts(head).get("settings", {})
         if params["shrinkage"] is not None and "shrinkage" in taken.values():
             changes["shrinkage"] = as_python(params["shrinkage"])
-    return preset(CUSTOM, method, **needed).replace(
+    return preset(CUSTOM, method, best=False, **needed).replace(
         hidden=[as_python(width) for width in _as_list(params["hidden"])],
         **{name: as_python(params[name]) for name in ("learning_rate", "batch_size", "epochs")},
         seed=seed,

@@ -1,0 +1,150 @@
+"""Which head is recommended, how every head does on rung 4, and the best settings that are known of each method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from engram.config.paper import PAPER_BENCHMARKS
+from engram.config.presets import title_of
+from engram.report.layout import Table
+from engram.reproduction import ladder
+from engram.reproduction.folder import Runs
+from engram.reproduction.ladder import (
+    ENDINGS,
+    GRID,
+    GRID_ROUNDS,
+    SEARCH,
+    of_one_initialisation,
+    scores_of,
+    search_rounds,
+    with_one_budget,
+    with_own_strength,
+)
+from engram.reproduction.rungs import rung_pairs
+from engram.reproduction.search import best_point, settings_at
+from engram.reproduction.verdicts import points, where
+
+
+def candidates_table(runs: Runs) -> Table:
+    """The candidates for the form that is recommended, the chosen one first, by what they gain on validation samples.
+
+    The rule: most comparisons above zero; of those that have as many, the largest mean.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> candidates_table(read_reproduction("results").runs).rows[0][0]
+    """
+    found = {head: _gains(runs, head) for head in ladder.CANDIDATES}
+    ranked = sorted(
+        (head for head in found if found[head]),
+        key=lambda head: (sum(gain > 0 for gain in found[head]), sum(found[head])),
+        reverse=True,
+    )
+    return Table(
+        "Candidates for the form, each at its best setting minus the plain head at its own, on validation samples",
+        ("candidate", "comparisons", "above zero", "mean, points"),
+        [
+            (head, f"{len(gains)}", f"{sum(gain > 0 for gain in gains)}", f"{100 * sum(gains) / len(gains):+.2f}")
+            for head, gains in ((head, found[head]) for head in ranked)
+        ],
+    )
+
+
+def _gains(runs: Runs, head: str) -> list[float]:
+    """The best score of a head minus that of the plain one, alone and with each penalty, where the search is over."""
+    gains = []
+    for benchmark in PAPER_BENCHMARKS:
+        sizes = search_rounds(benchmark)
+        rounds = [runs[benchmark, part] for part in SEARCH[: len(sizes)] if (benchmark, part) in runs]
+        if len(rounds) == len(sizes) and all(run.finished for run in rounds):
+            scores = {
+                each.config.method: max(scores_of(each, rounds, sizes).values())
+                for each in with_one_budget(benchmark)
+                if each.config.head in (head, "linear")
+            }
+            gains += [scores[head + ending] - scores["linear" + ending] for ending in ENDINGS]
+    return gains
+
+
+def heads_table(runs: Runs, heads: Sequence[str], title: str) -> Table:
+    """Each head minus the plain one on rung 4: alone, and with each penalty.
+
+    Args:
+        runs: those of a reproduction.
+        heads: a column for each.
+        title: of the table.
+
+    Example:
+        >>> print(heads_table(read_reproduction("results").runs, ["dhp", "steady"], "Rung 4").to_text())
+    """
+    rows = []
+    for benchmark in PAPER_BENCHMARKS:
+        found = {head: {p.label: p for p in rung_pairs(runs, benchmark, 4, "linear", head)} for head in heads}
+        for ending in ENDINGS:
+            cells = [points(found[h][h + ending].accuracy) if h + ending in found[h] else "–" for h in heads]
+            if any(cell != "–" for cell in cells):
+                rows.append((f"{title_of(benchmark)}: {ending.removeprefix('+') or 'alone'}", *cells))
+    return Table(f"{title}, minus the plain head, points of accuracy with 95% intervals", ("", *heads), rows)
+
+
+def counts_table(runs: Runs) -> Table:
+    """Where the differences of each head on rung 4 lie: how many means are above zero, and how many intervals.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(counts_table(read_reproduction("results").runs).to_text())
+    """
+    rows = []
+    for head in ladder.KNOBS:
+        found = [p.accuracy for name in PAPER_BENCHMARKS for p in rung_pairs(runs, name, 4, "linear", head)]
+        found = [difference for difference in found if not math.isnan(difference.mean)]  # none is left if all diverged
+        if found and head != "linear":
+            at = [where(difference) for difference in found]
+            counts = [f"{at.count(f'{side} zero')}" for side in ("above", "around", "below")]
+            mean = 100 * sum(difference.mean for difference in found) / len(found)
+            rows.append((head, f"{len(found)}", f"{sum(d.mean > 0 for d in found)}", *counts, f"{mean:+.2f}"))
+    columns = ("head", "differences", "mean above zero", "interval above", "around", "below zero", "mean, points")
+    return Table("Heads on rung 4, minus the plain one", columns, rows)
+
+
+def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
+    """The settings of each method that were best on validation samples, by benchmark and method.
+
+    They are those of rung 4; where it has not been run, those of the grids over strengths, at the paper's learning rate
+    and with the better of both initialisations.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> best_settings(read_reproduction("results").runs)["split-mnist"]["linear+si"]["learning_rate"]
+        0.03
+    """
+    best: dict[str, dict[str, dict[str, Any]]] = {}
+    for benchmark in PAPER_BENCHMARKS:
+        final = runs.get((benchmark, "rung-4"))
+        grid = [runs[benchmark, part] for part in GRID if (benchmark, part) in runs]
+        if final is not None and final.finished:
+            best[benchmark] = {
+                each.config.method: {
+                    "head_init": each.config.head_init,
+                    **{axis.name: getattr(final.configs[each.label], axis.name) for axis in each.axes},
+                }
+                for each in with_one_budget(benchmark)
+                if each.label in final.configs
+            }
+        elif len(grid) == len(GRID) and all(run.finished for run in grid):
+            found: dict[str, tuple[float, dict[str, Any]]] = {}
+            for each in (*with_own_strength(benchmark), *of_one_initialisation(benchmark)):
+                scores = scores_of(each, grid, GRID_ROUNDS)
+                if scores and max(scores.values()) > found.get(each.config.method, (-math.inf,))[0]:
+                    settings = {"head_init": each.config.head_init, **settings_at(each.axes, best_point(scores))}
+                    found[each.config.method] = (max(scores.values()), settings)
+            best[benchmark] = {method: settings for method, (_, settings) in found.items()}
+    return best
