@@ -1,4 +1,4 @@
-# make demo       Split MNIST with all methods: a table, figures and a page in demo/
+# make demo       forgetting, and what holds it, on real digits: a table, figures and a page in demo/
 # make test       the tests, without those of make test-slow
 # make test-slow  the tests that start clusters, browsers or several processes, kill some, or try many cases
 # make check      all tests, lint and types
@@ -31,8 +31,8 @@ env: .venv/.made
 demo: .venv/.run
 	rm -rf demo
 	$(BIN)/engram run permuted-mnist --dataset mnist-small --tasks 5 --epochs 10 --trials 2 \
-	    --methods finetune,online-ewc,dhp+online-ewc,si,replay,joint \
-	    --set max_samples=2000 --set batch_size=20 --set learning_rate=0.1 --out demo
+	    --methods finetune,si,dhp+si,scaled+si,replay,joint --strength 1 \
+	    --set max_samples=2000 --set batch_size=20 --set learning_rate=0.1 --set baseline_head=linear --out demo
 	$(BIN)/engram figures demo
 	$(BIN)/engram report demo
 

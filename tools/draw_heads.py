@@ -27,7 +27,7 @@ PARTS = {
 }
 # What each head uses, by the numbers of the choices.
 USED: dict[str, tuple[tuple[int, ...], ...]] = {
-    "linear, matched": ((0,), (), (), (), (), (1,)),
+    "linear, scaled, matched": ((0,), (), (), (), (), (1,)),
     "dhp, dhp-uniform": ((0,), (0,), (0,), (1,), (0,), (1,)),
     "steady": ((0,), (0,), (0,), (1,), (0,), (1,)),
     "hebbian-softmax": ((0,), (1,), (1,), (0,), (1,), (2,)),
@@ -35,6 +35,7 @@ USED: dict[str, tuple[tuple[int, ...], ...]] = {
     "neuromodulated": ((0,), (0,), (2,), (1,), (0,), (1,)),
     "retroactive": ((0,), (0,), (0, 2), (1, 2), (0,), (1,)),
     "balanced": ((4,), (0,), (0,), (4,), (6,), (1,)),
+    "balanced-trace": ((4,), (0,), (0,), (1, 4), (0, 6), (1,)),
     "cope": ((1,), (1,), (0,), (0,), (3,), (0,)),
     "ncm": ((0, 1, 2), (0,), (1,), (0,), (2,), (0,)),
     "slda": ((0, 1, 2), (0,), (1,), (0, 3), (4,), (0,)),

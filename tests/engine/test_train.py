@@ -353,5 +353,5 @@ def test_a_scaled_head_starts_at_its_size_in_a_run_before_anything_is_protected(
     engram.run(config, stream=two_blobs(), device="cpu", progress=False)
     assert len(seen) == 2
     for logits, weight, start in seen.values():
-        assert float(logits.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-5)
+        assert float(logits.square().mean().sqrt()) == pytest.approx(0.25, rel=1e-5)
         assert start is None or torch.equal(start, weight)

@@ -430,7 +430,7 @@ def test_a_scaled_head_starts_with_logits_of_one_size_whatever_the_features(fact
     first, second = factor * torch.rand(2, 20, M)
     read_before = head.eval()(first)
     torch.testing.assert_close(head(first), read_before)  # evaluation changes nothing
-    assert size(head.train()(first)) == pytest.approx(0.5 * gain)
+    assert size(head.train()(first)) == pytest.approx(0.25 * gain)
     weight = head.weight.clone()
     head(10 * second)
     assert torch.equal(head.weight, weight), "the first batch alone decides"
@@ -447,7 +447,7 @@ def test_a_scaled_head_that_is_loaded_is_as_far_as_the_saved_one() -> None:
         weight = other.weight.clone()
         other(5 * hidden)
         assert torch.equal(other.weight, weight) == seen
-        assert size(other(5 * hidden)) == pytest.approx(2.5 if seen else 0.5)
+        assert size(other(5 * hidden)) == pytest.approx(1.25 if seen else 0.25)
 
 
 def test_new_classes_of_a_scaled_head_start_at_the_size_of_the_old_ones() -> None:
@@ -471,7 +471,7 @@ def test_a_scaled_head_that_is_compiled_too_early_says_what_is_missing() -> None
         torch.compile(model, backend="eager", fullgraph=True)(*batch(0))
     torch._dynamo.reset()
     logits = torch.compile(model, backend="eager")(*batch(0))  # which falls back to PyTorch where it must
-    assert size(logits) == pytest.approx(0.5)
+    assert size(logits) == pytest.approx(0.25)
 
 
 def test_a_scaled_head_refuses_features_that_say_nothing() -> None:

@@ -17,7 +17,7 @@ from engram.nn.modules import as_linear, shown_settings
 from engram.nn.typed import typed
 from engram.nn.writing import batch_mean
 
-STARTING_SIZE = 0.5  # s, the root mean square of the logits of a scaled head at the start
+STARTING_SIZE = 0.25  # s, the root mean square of the logits of a scaled head at the start
 
 
 @HEADS.register(
@@ -32,7 +32,7 @@ class LinearSoftmax(nn.Linear):
     With head_init="scaled" the first training batch decides how large θ is at the start, so that the logits have the
     same size whatever that of the features:
 
-        θ ← θ · s g / rms(θ h),  s = 0.5,  g = head_gain
+        θ ← θ · s g / rms(θ h),  s = 0.25,  g = head_gain
 
     The larger θ is, the less the features move while a task is learned (Chizat et al. 2019), and the less is forgotten.
     `scale` does it before the first batch, which a compiled model needs.
