@@ -22,6 +22,11 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """No page for addresses that lead nowhere: it would name its styles from the root of a server, and have none."""
+    return "" if template_name == "404.html" else output_content
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """A link to a file of the repository becomes its path; one to a notebook of the site leads to its page."""
     docs = Path(config.docs_dir).resolve()

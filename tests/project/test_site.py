@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     outcome = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True)
     assert outcome.returncode == 0, outcome.stderr.decode()
-    return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html") if path.stem != "404"}
+    return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html")}
 
 
 def test_every_public_name_is_in_the_reference(site: dict[str, Page]) -> None:
@@ -158,12 +158,33 @@ def test_search_works_from_a_folder(site: dict[str, Page], browser: Browser, nam
 def test_a_page_of_more_than_six_screens_has_a_table_of_contents(site: dict[str, Page], browser: Browser) -> None:
     num_long = 0
     for name, page in site.items():
-        browser.open(page.path, width=1280, height=900)
-        if browser.evaluate("document.documentElement.scrollHeight") > 6 * 900:
+        browser.open(page.path, width=1280, height=800)
+        if browser.evaluate("document.documentElement.scrollHeight") > 6 * 800:
             num_long += 1
             links = "[...document.querySelectorAll('.md-sidebar--secondary .md-nav__link')]"
             assert browser.evaluate(f"{links}.filter(link => link.checkVisibility()).length") >= 2, name
     assert num_long > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_figures_of_the_site_are_dark_in_the_dark(site: dict[str, Page], browser: Browser, dark: bool) -> None:
+    for name in ("reproduction.html", "notebooks/forgetting.html"):
+        browser.open(site[name].path, dark=dark)
+        filters = browser.evaluate(
+            "[...document.querySelectorAll('.md-typeset img')].map(image => getComputedStyle(image).filter)"
+        )
+        assert filters, name
+        assert all(("invert" in each) == dark for each in filters), name
+
+
+@pytest.mark.slow
+def test_words_in_a_table_have_room_on_a_phone(site: dict[str, Page], browser: Browser) -> None:
+    """With a word in each line, one row of what was tried was as high as the screen."""
+    browser.open(site["reproduction/settings.html"].path, width=390, height=844)
+    heights = browser.evaluate("[...document.querySelectorAll('tbody tr')].map(row => row.clientHeight)")
+    assert len(heights) > 50
+    assert max(heights) < 844 / 2
 
 
 @pytest.mark.slow
