@@ -24,6 +24,7 @@ from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
 from engram.config.presets import STEADY
 from engram.config.settings import SETTINGS
+from engram.report.listing import _shortened
 from engram.runs import export as exporting
 from engram.runs.export import columns, export, in_csv
 from engram.runs.format import FORMAT
@@ -448,6 +449,16 @@ def test_a_list_fits_its_terminal(engram: Callable[..., Any], runs: Path, monkey
         assert len([line for line in out.splitlines() if "dhp+online-ewc" in line]) == 1
     assert "…" in out
     assert "Left out: started, trials. A wider terminal" in " ".join(out.split())
+
+
+def test_short_names_still_tell_methods_and_settings_apart() -> None:
+    heads, strengths = ("linear", "matched"), ("0.011", "0.033")
+    labels = [f"{head}+online-ewc, published: strength {value}" for head in heads for value in strengths]
+    short = [_shortened(label, 28) for label in labels]
+    assert short[0] == "linear+online…strength 0.011"
+    assert len(set(short)) == 4
+    assert all(len(text) == 28 and "…" in text for text in short)
+    assert _shortened("dhp+si", 12) == "dhp+si"
 
 
 def test_without_a_terminal_a_list_has_eighty_columns(

@@ -17,8 +17,8 @@ from engram.report.layout import Table, count, number
 Row = Mapping[str, Any]
 SHARED = ("benchmark", "dataset", "tasks", "trials", "state")  # said once in the title, if all rows agree
 LEFT_OUT = ("started", "tasks", "dataset", "benchmark", "trials", "state")  # in this order, where a line is too long
-SHORTENED = ("run", "label")  # then names lose their beginning
-SHORTEST = 12  # characters of a name that has lost its beginning
+SHORTENED = ("run", "label")  # then names lose their middle
+SHORTEST = 12  # characters of a name that has lost its middle
 GAP = 2  # spaces between columns
 
 
@@ -91,12 +91,14 @@ def _shorten(columns: dict[str, list[str]], too_much: int) -> None:
 
 
 def _shortened(text: str, room: int) -> str:
-    """The end of a text: the last part of a path, and the settings of a label, are what differs."""
+    """Both ends of a text: a label begins with its method and ends with its settings, and either may differ."""
     if cell_len(text) <= room:
         return text
-    while cell_len(text) > room - 1:
-        text = text[1:]
-    return f"…{text}"
+    half = len(text) // 2
+    first, last = text[:half], text[half:]
+    while cell_len(first) + cell_len(last) > room - 1:
+        first, last = (first[:-1], last) if cell_len(first) >= cell_len(last) else (first, last[1:])
+    return f"{first}…{last}"
 
 
 def _in_words(name: str, value: str) -> str:
