@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#)[^)#]+)(?:#[^)]*)?\)")
 
-EQUATION = re.compile(r"<p>(?=[^<]*\S {2,}\S)")  # the docstrings' sentences have no two spaces in a row
+EQUATION = re.compile(r"<p>(?=[^<]*\S {3,}\S)")  # in a sentence, two spaces set a formula apart
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -117,6 +117,21 @@ def test_no_link_leaves_for_the_repository(site: dict[str, Page]) -> None:
     assert not [link for page in site.values() for link in page.links if link.endswith((".py", ".md"))]
 
 
+def test_examples_of_the_reference_are_code(site: dict[str, Page]) -> None:
+    """Markdown would turn `>>>` into quotations of quotations."""
+    reference = "".join(page.text for name, page in site.items() if name.startswith("api/"))
+    assert "<blockquote>" not in reference
+    examples = re.findall(r'<details class="example".*?</details>', reference, re.DOTALL)
+    assert len(examples) > 50
+    assert all("<code>" in example for example in examples)
+
+
+def test_equations_of_the_reference_are_set_as_they_stand_and_sentences_are_not(site: dict[str, Page]) -> None:
+    equations = re.findall('<p class="equation">(.*?)</p>', site["api/penalties.html"].text, re.DOTALL)
+    assert any(equation.startswith("Ω ← γ Ω + Ω_task        θ* ← θ") for equation in equations)
+    assert not any("derives from" in equation for equation in equations)
+
+
 def test_a_link_to_a_notebook_leads_to_its_page_which_offers_the_file(site: dict[str, Page]) -> None:
     assert "notebooks/forgetting.html" in site["quickstart.html"].links
     assert "fair-comparison.html" in site["notebooks/forgetting.html"].links
