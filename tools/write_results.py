@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import STEADY, title_of
+from engram.report.figures import draw_one
 from engram.report.layout import Table
 from engram.report.tables import final, so_far
 from engram.reproduction.folder import Reproduction, Runs, read_reproduction
@@ -212,9 +213,13 @@ def in_the_dark(image: bytes) -> bytes:
 def main() -> None:
     for path, text in documents().items():
         path.write_text(text, encoding="utf-8")
+    runs = read_reproduction(ROOT / "results").runs
+    for name in ("accuracy", "dynamics"):
+        image = draw_one(runs["split-mnist", "table"].results, name).to_bytes("png")
+        (IMAGES / f"split-mnist-{name}.png").write_bytes(image)
     # The ladder against the matched head is in the report alone.
     names = ("ladder", None, "differences", "steady")
-    for name, drawing in zip(names, draw_overview(read_reproduction(ROOT / "results").runs), strict=True):
+    for name, drawing in zip(names, draw_overview(runs), strict=True):
         if name is not None:
             image = drawing.to_bytes("png")
             (IMAGES / f"reproduction-{name}.png").write_bytes(image)

@@ -24,7 +24,7 @@ from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
 from engram.config.presets import STEADY
 from engram.config.settings import SETTINGS
-from engram.report.listing import _shortened
+from engram.report.listing import listing
 from engram.runs import export as exporting
 from engram.runs.export import columns, export, in_csv
 from engram.runs.format import FORMAT
@@ -451,14 +451,15 @@ def test_a_list_fits_its_terminal(engram: Callable[..., Any], runs: Path, monkey
     assert "Left out: started, trials. A wider terminal" in " ".join(out.split())
 
 
-def test_short_names_still_tell_methods_and_settings_apart() -> None:
+def test_short_names_still_tell_methods_and_settings_apart(runs: Path) -> None:
+    row = list_runs(runs).rows[0]
     heads, strengths = ("linear", "matched"), ("0.011", "0.033")
     labels = [f"{head}+online-ewc, published: strength {value}" for head in heads for value in strengths]
-    short = [_shortened(label, 28) for label in labels]
-    assert short[0] == "linear+online…strength 0.011"
+    made = listing([{**row, "label": label} for label in labels], [], runs, 56)
+    short = [row[1] for row in made.rows]
+    assert short[0] == "lin+onli-ewc, publ: stre 0.011"
     assert len(set(short)) == 4
-    assert all(len(text) == 28 and "…" in text for text in short)
-    assert _shortened("dhp+si", 12) == "dhp+si"
+    assert "The words of long labels are cut." in " ".join(made.notes)
 
 
 def test_without_a_terminal_a_list_has_eighty_columns(
