@@ -59,7 +59,7 @@ def trace_by_batches() -> Figure:
                     axes.set_title(f"{n} batch{'es' * (n > 1)}", fontsize=SMALL)
         line[0].set_ylabel(f"η = {rate}", fontsize=MEDIUM)
         show_digit(line[-1], threes)
-    grid[0, -1].set_title("mean of the 3s", fontsize=SMALL)
+    grid[0, -1].set_title("all threes", fontsize=SMALL)
     return figure
 
 

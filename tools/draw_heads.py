@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 import engram
 from engram.common.files import write_atomically
-from engram.report.figures.drawing import COLOURS, INK, SMALL, new_figure
+from engram.report.figures.drawing import COLOURS, INK, MEDIUM, SMALL, WIDTH, new_figure
 
 IMAGE = Path(__file__).parent.parent / "docs" / "images" / "heads-family.png"
-WIDTH, HEIGHT = 7.6, 4.3
+ROW = 0.175  # inches
+LEFT = -6.4  # of the names of choices, in columns
 
 # The parts in the order in which a batch meets them, and the choices for each.
 PARTS = {
@@ -27,8 +26,8 @@ PARTS = {
 }
 # What each head uses, by the numbers of the choices.
 USED: dict[str, tuple[tuple[int, ...], ...]] = {
-    "linear, scaled, matched": ((0,), (), (), (), (), (1,)),
-    "dhp, dhp-uniform": ((0,), (0,), (0,), (1,), (0,), (1,)),
+    **dict.fromkeys(("linear", "scaled", "matched"), ((0,), (), (), (), (), (1,))),
+    **dict.fromkeys(("dhp", "dhp-uniform"), ((0,), (0,), (0,), (1,), (0,), (1,))),
     "steady": ((0,), (0,), (0,), (1,), (0,), (1,)),
     "hebbian-softmax": ((0,), (1,), (1,), (0,), (1,), (2,)),
     "fast-weights": ((0, 3), (0,), (1,), (0,), (1,), (1,)),
@@ -44,41 +43,27 @@ USED: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def family() -> Figure:
-    """A column for each choice under its part, a row for each head, and a dot where a head uses it."""
-    named = {name for row in USED for name in row.split(", ")}
-    assert named == set(engram.heads.list()), named ^ set(engram.heads.list())
-    figure = new_figure(WIDTH, HEIGHT)
+    """A row for each choice under the name of its part, a column for each head, and a dot where a head uses it."""
+    assert set(USED) == set(engram.heads.list()), set(USED) ^ set(engram.heads.list())
+    rows = {(part, choice): 0.0 for part, choices in PARTS.items() for choice in range(len(choices))}
+    figure = new_figure(WIDTH, ROW * (len(rows) + 1.6 * len(PARTS)) + 1.3)
     axes = figure.subplots()
-    columns, start = {}, 0.0
+    y = 0.0
     for part, choices in PARTS.items():
-        columns[part] = [start + place for place in range(len(choices))]
-        start += len(choices) + 0.8
-    _draw_parts(axes, columns)
-    for row, (head, used) in enumerate(USED.items()):
-        y = -row
-        axes.text(-0.9, y, head, ha="right", va="center", fontsize=SMALL, color=INK)
-        axes.plot([-0.5, start - 1.3], [y, y], lw=0.3, color=INK, alpha=0.3, zorder=0)
-        for own, places in zip(used, columns.values(), strict=True):
-            axes.plot([places[k] for k in own], [y] * len(own), "o", ms=6, color=COLOURS["online-ewc"])
-    axes.set(xlim=(-5.2, start - 0.6), ylim=(-len(USED) + 0.4, 5.4))
+        axes.text(LEFT, y - 0.9, part, va="center", fontsize=MEDIUM, weight="bold")
+        y -= 1.6
+        for k, choice in enumerate(choices):
+            rows[part, k] = y
+            axes.text(LEFT + 0.3, y - 0.1, choice, va="center", fontsize=SMALL)
+            axes.plot([-0.5, len(USED) - 0.5], [y, y], lw=0.3, color=INK, alpha=0.4, zorder=0)
+            y -= 1
+    for column, (head, used) in enumerate(USED.items()):
+        axes.text(column, 0, head, rotation=90, ha="center", va="bottom", fontsize=SMALL)
+        at = [rows[part, k] for part, own in zip(PARTS, used, strict=True) for k in own]
+        axes.plot([column] * len(at), at, "o", ms=6, color=COLOURS["online-ewc"])
+    axes.set(xlim=(LEFT, len(USED) - 0.4), ylim=(y + 0.4, 0))
     axes.axis("off")
     return figure
-
-
-def _draw_parts(axes: Axes, columns: dict[str, list[float]]) -> None:
-    """A box for each part, an arrow to the next, and the names of the choices between box and dots."""
-    middle = 4.6
-    last: float | None = None
-    for part, places in columns.items():
-        left, right = places[0] - 0.55, places[-1] + 0.55
-        box = FancyBboxPatch((left, middle - 0.45), right - left, 0.9, boxstyle="round,pad=0.02", fc="none", ec=INK)
-        axes.add_patch(box)
-        axes.text((left + right) / 2, middle, part, ha="center", va="center", fontsize=SMALL, weight="bold")
-        if last is not None:
-            axes.add_patch(FancyArrowPatch((last, middle), (left, middle), arrowstyle="->", mutation_scale=6, lw=0.7))
-        last = right
-        for place, choice in zip(places, PARTS[part], strict=True):
-            axes.text(place - 0.1, 0.6, choice, rotation=60, ha="left", va="bottom", fontsize=SMALL - 1)
 
 
 def main() -> None:

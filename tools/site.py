@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#)[^)#]+)(?:#[^)]*)?\)")
 
-EQUATION = re.compile(r"<p>(?=[^<]*\S {2,}\S)")  # the docstrings' sentences have no two spaces in a row
+EQUATION = re.compile(r"<p>(?=[^<]*\S {3,}\S)")  # in a sentence, two spaces set a formula apart
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -20,6 +20,11 @@ def on_files(files: Any, config: Any) -> Any:
         content = notebooks.to_markdown(notebooks.read(Path(file.abs_src_path)), Path(file.src_uri).name)
         files.append(File.generated(config, file.src_uri.removesuffix(".ipynb") + ".md", content=content))
     return files
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """No page for addresses that lead nowhere: it would name its styles from the root of a server, and have none."""
+    return "" if template_name == "404.html" else output_content
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -6,6 +6,7 @@ under that name; everything outside gaps is left as it is.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import STEADY, title_of
+from engram.report.figures import draw_one
 from engram.report.layout import Table
 from engram.report.tables import final, so_far
 from engram.reproduction.folder import Reproduction, Runs, read_reproduction
@@ -60,6 +62,8 @@ DOCUMENTS = (
     "docs/form.md",
     "README.md",
 )
+IMAGES = ROOT / "docs" / "images"
+DARKEST = 0.07  # of a dark page, as a part of white
 BEST = "src/engram/config/best.json"  # what `engram run --best` uses
 GAP = re.compile(r"<!-- (?P<name>[^>]+?) -->(?P<content>(?:(?!<!--).)*)<!-- end -->", re.DOTALL)
 
@@ -189,14 +193,38 @@ def _missing(sentences: list[str]) -> str:
     return "\n".join(["Missing from a complete reproduction:", "", *(f"- {sentence}" for sentence in sentences)])
 
 
+def in_the_dark(image: bytes) -> bytes:
+    """A figure for dark pages: light on dark, in the same hues, as docs/site.css turns those of the site.
+
+    A colour v becomes 1 − v, which turns its hue by half a circle; the reflection at the grey of the same mean turns it
+    back.
+    """
+    import numpy as np
+    from matplotlib.image import imread, imsave
+
+    inverted = 1 - imread(io.BytesIO(image))[..., :3]
+    mean = inverted.mean(axis=-1, keepdims=True)
+    dark = DARKEST + (1 - DARKEST) * np.clip(2 * mean - inverted, 0, 1)
+    kept = io.BytesIO()
+    imsave(kept, dark, format="png", metadata={"Software": None})
+    return kept.getvalue()
+
+
 def main() -> None:
     for path, text in documents().items():
         path.write_text(text, encoding="utf-8")
+    runs = read_reproduction(ROOT / "results").runs
+    for name in ("accuracy", "dynamics"):
+        image = draw_one(runs["split-mnist", "table"].results, name).to_bytes("png")
+        (IMAGES / f"split-mnist-{name}.png").write_bytes(image)
     # The ladder against the matched head is in the report alone.
     names = ("ladder", None, "differences", "steady")
-    for name, drawing in zip(names, draw_overview(read_reproduction(ROOT / "results").runs), strict=True):
+    for name, drawing in zip(names, draw_overview(runs), strict=True):
         if name is not None:
-            (ROOT / "docs" / "images" / f"reproduction-{name}.png").write_bytes(drawing.to_bytes("png"))
+            image = drawing.to_bytes("png")
+            (IMAGES / f"reproduction-{name}.png").write_bytes(image)
+            if name == "ladder":
+                (IMAGES / f"reproduction-{name}-dark.png").write_bytes(in_the_dark(image))
 
 
 if __name__ == "__main__":

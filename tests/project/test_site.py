@@ -64,7 +64,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     outcome = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True)
     assert outcome.returncode == 0, outcome.stderr.decode()
-    return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html") if path.stem != "404"}
+    return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html")}
 
 
 def test_every_public_name_is_in_the_reference(site: dict[str, Page]) -> None:
@@ -117,6 +117,21 @@ def test_no_link_leaves_for_the_repository(site: dict[str, Page]) -> None:
     assert not [link for page in site.values() for link in page.links if link.endswith((".py", ".md"))]
 
 
+def test_examples_of_the_reference_are_code(site: dict[str, Page]) -> None:
+    """Markdown would turn `>>>` into quotations of quotations."""
+    reference = "".join(page.text for name, page in site.items() if name.startswith("api/"))
+    assert "<blockquote>" not in reference
+    examples = re.findall(r'<details class="example".*?</details>', reference, re.DOTALL)
+    assert len(examples) > 50
+    assert all("<code>" in example for example in examples)
+
+
+def test_equations_of_the_reference_are_set_as_they_stand_and_sentences_are_not(site: dict[str, Page]) -> None:
+    equations = re.findall('<p class="equation">(.*?)</p>', site["api/penalties.html"].text, re.DOTALL)
+    assert any(equation.startswith("Ω ← γ Ω + Ω_task        θ* ← θ") for equation in equations)
+    assert not any("derives from" in equation for equation in equations)
+
+
 def test_a_link_to_a_notebook_leads_to_its_page_which_offers_the_file(site: dict[str, Page]) -> None:
     assert "notebooks/forgetting.html" in site["quickstart.html"].links
     assert "fair-comparison.html" in site["notebooks/forgetting.html"].links
@@ -158,12 +173,33 @@ def test_search_works_from_a_folder(site: dict[str, Page], browser: Browser, nam
 def test_a_page_of_more_than_six_screens_has_a_table_of_contents(site: dict[str, Page], browser: Browser) -> None:
     num_long = 0
     for name, page in site.items():
-        browser.open(page.path, width=1280, height=900)
-        if browser.evaluate("document.documentElement.scrollHeight") > 6 * 900:
+        browser.open(page.path, width=1280, height=800)
+        if browser.evaluate("document.documentElement.scrollHeight") > 6 * 800:
             num_long += 1
             links = "[...document.querySelectorAll('.md-sidebar--secondary .md-nav__link')]"
             assert browser.evaluate(f"{links}.filter(link => link.checkVisibility()).length") >= 2, name
     assert num_long > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_figures_of_the_site_are_dark_in_the_dark(site: dict[str, Page], browser: Browser, dark: bool) -> None:
+    for name in ("reproduction.html", "notebooks/forgetting.html"):
+        browser.open(site[name].path, dark=dark)
+        filters = browser.evaluate(
+            "[...document.querySelectorAll('.md-typeset img')].map(image => getComputedStyle(image).filter)"
+        )
+        assert filters, name
+        assert all(("invert" in each) == dark for each in filters), name
+
+
+@pytest.mark.slow
+def test_words_in_a_table_have_room_on_a_phone(site: dict[str, Page], browser: Browser) -> None:
+    """With a word in each line, one row of what was tried was as high as the screen."""
+    browser.open(site["reproduction/settings.html"].path, width=390, height=844)
+    heights = browser.evaluate("[...document.querySelectorAll('tbody tr')].map(row => row.clientHeight)")
+    assert len(heights) > 50
+    assert max(heights) < 844 / 2
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from builders import labelled, write_run
 from engram.common.errors import InputError
@@ -36,7 +37,9 @@ from engram.report.figures import (
     write_figures,
 )
 from engram.report.figures.drawing import COLOURS
+from engram.report.figures.ladder import SIDES, Differences, ladder_figure
 from engram.report.pairs import pairs
+from engram.runs.metrics import Estimate
 from engram.runs.result import Divergence, Result
 
 NAN = math.nan
@@ -316,6 +319,57 @@ def test_pairs_of_several_benchmarks_stand_under_their_names() -> None:
     axes = differences(split + permuted).figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["split-mnist", "permuted-mnist"]
     assert list(axes.get_yticks()) == [1, 2, 4, 5]
+
+
+def test_long_names_of_a_pair_leave_room_for_the_axis() -> None:
+    (pair,) = pairs(labelled([make_result("si"), make_result("dhp+si")]))
+    long = replace(pair, label="dhp+si: strength 0.1, learning_rate 0.1", baseline_label="si: strength 0.1")
+    figure = differences([long]).figure
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.get_position().width > 0.9
+    assert [text.get_text() for text in axes.texts] == [f"{long.label}\n− {long.baseline_label}"]
+
+
+def steps(paper: float | None = 1.5) -> list[Differences]:
+    """A benchmark that was run on two rungs, and one that was run on the first."""
+    above, around, below = (Estimate(mean, 0.01, mean - 0.02, mean + 0.02, 5) for mean in (0.05, 0.01, -0.05))
+    first, second = "1: as published", "2: each its own strength"
+    return [
+        Differences("Split MNIST", "alone", {first: above, second: around}, paper),
+        Differences("Split MNIST", "online-ewc", {first: below, second: around}, paper),
+        Differences("Imbalanced Permuted MNIST", "alone", {first: above}, None),
+    ]
+
+
+def test_the_ladder_has_a_column_for_the_paper_and_for_each_rung_on_one_scale() -> None:
+    figure = ladder_figure(steps(), "linear").figure
+    theirs, first, second = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["the paper", "1: as\npublished", "2: each\nits own\nstrength"]
+    assert theirs.get_xlim() == first.get_xlim() == second.get_xlim()
+    assert [tick.get_text() for tick in theirs.get_yticklabels()] == ["alone", "online-ewc", "alone"]
+    hollow = [line for line in theirs.lines if line.get_marker() == "D"]
+    assert [line.get_xdata()[0] for line in hollow] == [1.5, 1.5]
+    ours = [line for line in first.lines if line.get_marker() == "o"]
+    assert [line.get_xdata()[0] for line in ours] == pytest.approx([5, -5, 5])
+    assert [line.get_color() for line in ours] == [SIDES[side] for side in ("above zero", "below zero", "above zero")]
+    assert {line.get_color() for line in second.lines if line.get_marker() == "o"} == {SIDES["around zero"]}
+    assert len(ladder_figure(steps(paper=None), "linear").figure.axes) == 2
+
+
+def test_the_ladder_says_what_was_not_run_yet() -> None:
+    words = [[text.get_text() for text in axes.texts] for axes in ladder_figure(steps(), "linear").figure.axes]
+    assert words == [["Split MNIST", "Imbalanced Permuted MNIST"], [], ["not\nrun yet"]]
+
+
+def test_the_words_of_figures_can_be_read_on_a_phone() -> None:
+    """At least nine pixels high where a figure is as wide as a phone's screen without its margins."""
+    results = labelled([make_result("si"), make_result("dhp+si")])
+    for drawing in [ladder_figure(steps(), "linear"), *draw(results)]:
+        pixels = 358 / (72 * drawing.figure.get_figwidth())  # in a point
+        texts = [text for text in drawing.figure.findobj(Text) if text.get_text() and text.get_visible()]
+        smallest = min(text.get_fontsize() for text in texts)
+        assert smallest * pixels >= (8 if drawing.name == "matrices" else 9), drawing.name
 
 
 def test_the_papers_numbers_are_hollow_and_ours_filled() -> None:

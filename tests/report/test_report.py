@@ -269,6 +269,15 @@ def test_a_verdict_names_what_cannot_be_told_apart() -> None:
     assert harmed[-1] == "The DHP Softmax harms si, by the accuracy after the last task."
 
 
+def test_the_interval_of_a_verdict_ends_where_accuracies_do() -> None:
+    (said, *_) = run_verdict(labelled([shifted("si", [0.9, 1.0])]))
+    assert "(95% interval 31.47 to 100.00, 2 trials)" in said
+    several = run_verdict(
+        labelled([shifted(name, [0.6, 0.7, 0.8]) for name in ("si", "mas", "online-ewc", "finetune")])
+    )
+    assert several[1] == "Trial by trial, mas, online-ewc and finetune cannot be told apart from it."
+
+
 def test_a_verdict_sets_rehearsal_apart_and_says_what_it_does_not_know() -> None:
     said = run_verdict(
         labelled([shifted("si", [0.6, 0.7]), shifted("finetune", [0.5, 0.5]), shifted("joint", [0.9, 0.9])])
@@ -287,7 +296,7 @@ def test_a_verdict_sets_rehearsal_apart_and_says_what_it_does_not_know() -> None
 def test_a_page_explains_its_methods() -> None:
     text = check_page(run_page(run_of(make_result("finetune"), make_result("dhp+mas"))))
     assert "dhp+mas The paper's output layer, slow weights with a Hebbian trace of each class; and a penalty" in text
-    assert "A method that names no head has matched: An output layer with two sets of slow weights" in text
+    assert "A method that names no head has the head matched. An output layer with two sets of slow weights" in text
     assert "The trace of dhp is the steady form" not in text
     assert "The trace of dhp is the steady form" in check_page(run_page(run_of(make_result("dhp", **STEADY))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import shutil
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread, imsave
 
 from builders import labelled
 from engram.config.paper import PAPER_RESULTS
@@ -42,6 +44,19 @@ def writer():  # type: ignore[no-untyped-def]
 def test_every_document_is_written_from_the_results() -> None:
     for path, text in writer().documents().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python tools/write_results.py"
+
+
+def test_a_figure_in_the_dark_is_light_on_dark_in_the_same_hues() -> None:
+    """White, black, blue and orange."""
+    colours = np.array([[[1, 1, 1], [0, 0, 0], [0, 0.45, 0.7], [0.84, 0.37, 0]]])
+    image = io.BytesIO()
+    imsave(image, colours, format="png")
+    ((white, black, blue, orange),) = imread(io.BytesIO(writer().in_the_dark(image.getvalue())))[..., :3]
+    assert white.max() < 0.1
+    assert black.min() > 0.99
+    assert blue[0] < blue[1] < blue[2]
+    assert orange[0] > orange[1] > orange[2]
+    assert min(blue.mean(), orange.mean()) > 0.5
 
 
 @pytest.mark.parametrize(

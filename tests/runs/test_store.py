@@ -24,6 +24,7 @@ from engram import Config, Divergence, InputError, Result, preset
 from engram.cli.main import main
 from engram.config.presets import STEADY
 from engram.config.settings import SETTINGS
+from engram.report.listing import listing
 from engram.runs import export as exporting
 from engram.runs.export import columns, export, in_csv
 from engram.runs.format import FORMAT
@@ -448,6 +449,17 @@ def test_a_list_fits_its_terminal(engram: Callable[..., Any], runs: Path, monkey
         assert len([line for line in out.splitlines() if "dhp+online-ewc" in line]) == 1
     assert "…" in out
     assert "Left out: started, trials. A wider terminal" in " ".join(out.split())
+
+
+def test_short_names_still_tell_methods_and_settings_apart(runs: Path) -> None:
+    row = list_runs(runs).rows[0]
+    heads, strengths = ("linear", "matched"), ("0.011", "0.033")
+    labels = [f"{head}+online-ewc, published: strength {value}" for head in heads for value in strengths]
+    made = listing([{**row, "label": label} for label in labels], [], runs, 56)
+    short = [row[1] for row in made.rows]
+    assert short[0] == "lin+onli-ewc, publ: stre 0.011"
+    assert len(set(short)) == 4
+    assert "The words of long labels are cut." in " ".join(made.notes)
 
 
 def test_without_a_terminal_a_list_has_eighty_columns(

@@ -95,9 +95,16 @@ def gathered(values: Iterable[tuple[str, Any]]) -> str:
     return "; ".join(f"{value} ({in_short(list(dict.fromkeys(labels)))})" for value, labels in by_value.items())
 
 
-def in_short(labels: Sequence[str]) -> str:
-    """The labels, or how many they are."""
-    return ", ".join(labels) if len(labels) <= MOST_NAMED else f"{len(labels)} settings"
+def in_short(labels: Sequence[str], last: str = ", ") -> str:
+    """The labels, or how many they are; `last` stands before the last of them."""
+    if len(labels) > MOST_NAMED:
+        return f"{len(labels)} settings"
+    return last.join([*([", ".join(labels[:-1])] if labels[1:] else []), *labels[-1:]])
+
+
+def interval_of_accuracy(low: float, high: float) -> str:
+    """A 95% interval in %: `interval_of_accuracy(0.9, 1.02)` is "90.00 to 100.00", as no accuracy is above 100%."""
+    return f"{number(100 * max(low, 0.0), 2)} to {number(100 * min(high, 1.0), 2)}"
 
 
 def versions_table(about: Mapping[str, Any], title: str = "Versions") -> Table | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -17,8 +18,10 @@ from engram.report.layout import Table, count, number
 Row = Mapping[str, Any]
 SHARED = ("benchmark", "dataset", "tasks", "trials", "state")  # said once in the title, if all rows agree
 LEFT_OUT = ("started", "tasks", "dataset", "benchmark", "trials", "state")  # in this order, where a line is too long
-SHORTENED = ("run", "label")  # then names lose their beginning
-SHORTEST = 12  # characters of a name that has lost its beginning
+SHORTENED = ("run", "label")  # then runs lose their middle, and the words of labels their ends
+SHORTEST = 12  # characters of such a name
+SHORTEST_WORD = 3
+WORD = re.compile(r"([^\W\d_]+)")
 GAP = 2  # spaces between columns
 
 
@@ -46,11 +49,13 @@ def listing(rows: Sequence[Row], settings: Sequence[str], folder: Path, width: i
         if _width(columns) > width and name in columns:
             del columns[name]
             left_out.append(name)
+    whole = columns["label"]
     _shorten(columns, _width(columns) - width)
     notes = _why_damaged(rows)
     if left_out:
         more = f"Left out: {', '.join(left_out)}. A wider terminal shows more, and --format csv everything."
-        notes = (*notes, *textwrap.wrap(more, width))
+        cut = " The words of long labels are cut." if columns["label"] != whole else ""
+        notes = (*notes, *textwrap.wrap(more + cut, width))
     return Table(title, tuple(columns), list(zip(*columns.values(), strict=True)), notes)
 
 
@@ -87,16 +92,31 @@ def _shorten(columns: dict[str, list[str]], too_much: int) -> None:
         rooms[max(rooms, key=lambda name: rooms[name])] -= 1
         too_much -= 1
     for name, room in rooms.items():
-        columns[name] = [_shortened(cell, room) for cell in columns[name]]
+        columns[name] = [
+            _shortened(_in_short_words(cell, room) if name == "label" else cell, room) for cell in columns[name]
+        ]
 
 
 def _shortened(text: str, room: int) -> str:
-    """The end of a text: the last part of a path, and the settings of a label, are what differs."""
+    """Both ends of a text, with "…" between them."""
     if cell_len(text) <= room:
         return text
-    while cell_len(text) > room - 1:
-        text = text[1:]
-    return f"…{text}"
+    half = len(text) // 2
+    first, last = text[:half], text[half:]
+    while cell_len(first) + cell_len(last) > room - 1:
+        first, last = (first[:-1], last) if cell_len(first) >= cell_len(last) else (first, last[1:])
+    return f"{first}…{last}"
+
+
+def _in_short_words(label: str, room: int) -> str:
+    """A label whose longest words have lost their ends: its methods and its numbers still tell it from others."""
+    parts = WORD.split(label)
+    for _ in range(cell_len(label) - room):
+        longest = max(range(len(parts)), key=lambda k: len(parts[k]) if k % 2 else 0)  # words have odd places
+        if len(parts[longest]) <= SHORTEST_WORD:
+            break
+        parts[longest] = parts[longest][:-1]
+    return "".join(parts)
 
 
 def _in_words(name: str, value: str) -> str:

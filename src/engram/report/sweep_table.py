@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from engram.config.presets import with_scenario
 from engram.config.settings import Config
-from engram.report.layout import Table, count, number
+from engram.report.layout import Table, count, interval_of_accuracy, number
 from engram.report.tables import difference_cells, tables_of, with_error
 from engram.runs import metrics
 from engram.runs.result import Result
@@ -162,8 +162,8 @@ def verdict(tried: Sequence[Tried], finished: bool = True) -> str:
     if best.failed:
         return f"{method}: all trials of all points failed{so_far}."
     accuracy = metrics.estimate(best.scores)
-    low, high = number(100 * accuracy.low, 2), number(100 * accuracy.high, 2)
-    interval = f"95% interval {low} to {high}, " if accuracy.num_trials > 1 else ""
+    within = interval_of_accuracy(accuracy.low, accuracy.high)
+    interval = f"95% interval {within}, " if accuracy.num_trials > 1 else ""
     of = f"is the best of {len(tried)} points{so_far}, with" if others else "is the only point, with"
     trials = count(accuracy.num_trials, "trial")
     found = [f"{method}: `{described(best.point)}` {of} {number(100 * accuracy.mean, 2)}% ({interval}{trials})."]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engram.config.presets import changes_from_preset, title_of, with_scenario
-from engram.report.layout import Table, count, in_short, number, rounded
+from engram.report.layout import Table, count, in_short, interval_of_accuracy, number, rounded
 from engram.report.pairs import (
     Pair,
     accuracy_difference,
@@ -148,9 +148,8 @@ def run_verdict(results: Results, finished: bool = True) -> list[str]:
         return [*said, "No trial has learned all tasks."]
     own = [label for label in measured if results[label].config.rehearsal is None] or measured
     best, *others = sorted(own, key=lambda label: -means[label].mean)
-    low, high = (number(100 * value, 2) for value in (means[best].low, means[best].high))
-    trials = count(means[best].num_trials, "trial")
-    interval = f"95% interval {low} to {high}, {trials}" if means[best].num_trials > 1 else trials
+    trials, within = count(means[best].num_trials, "trial"), interval_of_accuracy(means[best].low, means[best].high)
+    interval = f"95% interval {within}, {trials}" if means[best].num_trials > 1 else trials
     apart = " without rehearsal" if len(own) < len(measured) else ""
     most = f"has the highest of {len(own)} mean accuracies{apart}:" if others else "has a mean accuracy of"
     said.append(f"{best} {most} {number(100 * means[best].mean, 2)}% over all tasks after the last ({interval}).")
@@ -158,7 +157,7 @@ def run_verdict(results: Results, finished: bool = True) -> list[str]:
     if rehearsed := [f"{label} {number(100 * means[label].mean, 2)}%" for label in measured if label not in own]:
         said.append(f"With rehearsal, for scale: {', '.join(rehearsed)}.")
     if lost := [label for label in results if label not in measured]:
-        said.append(f"No trial of {in_short(lost)} has learned all tasks.")
+        said.append(f"No trial of {in_short(lost, ' and ')} has learned all tasks.")
     return [*said, *_added(pairs(results))]
 
 
@@ -168,7 +167,7 @@ def _told_apart(results: Results, best: str, others: Sequence[str]) -> list[str]
     behind = {label: accuracy_difference(results[label], results[best]) for label in paired}
     close = [label for label, difference in behind.items() if not difference.high < 0]
     if close:
-        return [f"Trial by trial, {in_short(close)} cannot be told apart from it."]
+        return [f"Trial by trial, {in_short(close, ' and ')} cannot be told apart from it."]
     return ["Trial by trial, all others are clearly worse."] if paired and len(paired) == len(others) else []
 
 
@@ -180,7 +179,7 @@ def _added(found: Sequence[Pair]) -> list[str]:
     for pair in tested:
         where = better if pair.accuracy.low > 0 else worse if pair.accuracy.high < 0 else neither
         where.append(pair.baseline_label)
-    said, head = [f"{verb} {in_short(labels)}" for verb, labels in named.items() if labels], head_of(tested)
+    said, head = [f"{verb} {in_short(labels, ' and ')}" for verb, labels in named.items() if labels], head_of(tested)
     return [f"{head[0].upper()}{head[1:]} {_joined(said)}, by the accuracy after the last task."] if said else []
 
 

@@ -42,7 +42,8 @@ from engram.reproduction import form, rungs
 from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
-from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs, variant_results
+from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results, where
+from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
@@ -184,18 +185,29 @@ def reproduction_page(reproduction: Reproduction) -> str:
 
 
 def ladder_verdict(runs: Runs) -> list[str]:
-    """What DHP adds to a plain layer on each rung of the ladder, in sentences; none without a ladder.
+    """Whether DHP is better than a plain layer, on the fairest rung and on those below; nothing without a ladder.
 
     Example:
         >>> print(*ladder_verdict(read_reproduction("results").runs))
     """
     found = {rung: rungs.rung_differences(runs, rung, "linear") for rung in rungs.RUNGS}
-    said = [
-        f"Rung {rung}, {rungs.RUNGS[rung]}: of {count(len(differences), 'difference')} {positions(differences)}."
-        for rung, differences in found.items()
-        if differences
+    found = {rung: differences for rung, differences in found.items() if differences}
+    if not found:
+        return []
+    *lower, top = found
+    fairest = f"In the fairest comparison so far, {rungs.RUNGS[top]} (rung {top})"
+    return [
+        f"{fairest}, DHP is {_counted(found[top], 'better than a plain layer', 'worse')}.",
+        *(f"Rung {rung}, {rungs.RUNGS[rung]}: {_counted(found[rung], 'better', 'worse')}." for rung in lower),
     ]
-    return ["What DHP adds to a plain layer, in comparisons that become fairer.", *said] if said else []
+
+
+def _counted(differences: Sequence[Estimate], better: str, worse: str) -> str:
+    """How many intervals lie on either side of zero: "better in 9 of 12 cases and worse in 2"."""
+    at = [where(difference) for difference in differences]
+    untested = f"; {at.count('–')} were not tested" if "–" in at else ""
+    cases = count(len(at), "case")
+    return f"{better} in {at.count('above zero')} of {cases} and {worse} in {at.count('below zero')}{untested}"
 
 
 def study_table(results: Mapping[str, Result]) -> Table:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROW = 0.27  # inches
+WIDEST = 34  # characters of a name left of its row: a longer one would leave no room for the axis
 
 
 def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
@@ -47,7 +48,11 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
         differences(pairs(read_run("runs/demo").results)).to_bytes("png")
     """
     benchmarks = list(dict.fromkeys(pair.benchmark for pair in pairs))
-    figure = new_figure(WIDTH, ROW * (len(pairs) + 1.4 * (len(benchmarks) > 1) * len(benchmarks)) + 1.3)
+    titles = [f"{pair.label} − {pair.baseline_label}" for pair in pairs]
+    if above := max(map(len, titles)) > WIDEST:  # then in two lines above its row
+        titles = [f"{pair.label}\n− {pair.baseline_label}" for pair in pairs]
+    step = 2.4 if above else 1
+    figure = new_figure(WIDTH, ROW * (step * len(pairs) + 1.4 * (len(benchmarks) > 1) * len(benchmarks)) + 1.3)
     axes = figure.subplots()
     rule(axes, x=0, strength=0.6)
     positions: list[float] = []
@@ -63,6 +68,7 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
                 fontweight="bold",
             )
             position += 1
+        position += step - 1
         difference = pair.accuracy
         colour = colour_of_method(pair.result.config.method)
         axes.plot([100 * difference.low, 100 * difference.high], [position, position], color=colour, lw=1.6)
@@ -71,7 +77,9 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
             axes.plot([pair.paper], [position], color=colour, **PAPER)
         positions.append(position)
         position, last = position + 1, pair.benchmark
-    _rows(axes, positions, [f"{pair.label} − {pair.baseline_label}" for pair in pairs])
+    _rows(axes, positions, [] if above else titles)
+    for title, at in zip(titles, positions, strict=True) if above else ():
+        axes.annotate(title, (0, at - 0.3), xycoords=("axes fraction", "data"), fontsize=SMALL, in_layout=False)
     tidy(axes, "what DHP adds, points of accuracy")
     axes.tick_params(axis="y", length=0)
     legend_below(figure, _marks(_has_paper(pairs), "ours, with 95% interval"))
@@ -144,7 +152,7 @@ def paper_against_ours(results: Mapping[str, Result]) -> Drawing:
 
 
 def _rows(axes: Axes, positions: Sequence[float], labels: Sequence[str]) -> None:
-    axes.set_yticks(positions, labels)
+    axes.set_yticks(positions[: len(labels)], labels)
     axes.set_ylim(positions[-1] + 0.6, -0.6)
     axes.spines["left"].set_visible(False)
 

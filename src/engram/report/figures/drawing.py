@@ -47,9 +47,9 @@ OTHER = "#CC79A7"  # for a penalty that has no colour here
 LINES = ("-", "--", ":", "-.")
 INK = "#000000"  # for text and axes; a page replaces it by its own
 WIDTH = 4.8  # inches: a column of a paper, and about the width of a phone
-SMALL, MEDIUM = 7.5, 8.5  # sizes of text, in points
+SMALL, MEDIUM = 9.0, 10.0  # sizes of text, in points: on a phone a point is a pixel
 SCREEN = 120  # pixels to the inch in a notebook, which gets twice as many for sharp screens
-LONGEST_LABEL = 30  # characters, in a legend of two columns
+LONGEST_LABEL = 24  # characters, in a legend of two columns
 
 # Ours is filled and the paper's is hollow, in every figure.
 PAPER: dict[str, Any] = {"marker": "D", "ms": 5, "mfc": "none", "mew": 1.1, "ls": "none", "zorder": 4}
@@ -204,13 +204,13 @@ def rule(axes: Axes, *, x: float | None = None, y: float | None = None, strength
     draw(x if x is not None else y or 0.0, color=INK, alpha=strength, lw=0.6, zorder=0)
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
-    """In two columns; where each method has its pair, those without DHP stand left and those with it right."""
+def legend_below(figure: Figure, handles: Sequence[Artist], ncols: int = 2) -> None:
+    """In columns; where each method has its pair, those without DHP stand left of those with it."""
     plastic = [str(handle.get_label()).startswith("dhp") for handle in handles]
     if 2 * sum(plastic) == len(handles):
         handles = [handle for _, handle in sorted(zip(plastic, handles, strict=True), key=lambda entry: entry[0])]
     if handles:
-        ncols = 1 if are_long([str(handle.get_label()) for handle in handles]) else 2
+        ncols = 1 if are_long([str(handle.get_label()) for handle in handles]) else ncols
         figure.legend(handles=handles, frameon=False, fontsize=SMALL, ncols=ncols, loc="outside lower center")
 
 

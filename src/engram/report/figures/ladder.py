@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engram.report.figures.drawing import (
+    COLOURS,
     INK,
     MEDIUM,
     OURS,
@@ -17,7 +19,6 @@ from engram.report.figures.drawing import (
     Drawing,
     legend_below,
     new_figure,
-    paper_mark,
     rule,
     tidy,
 )
@@ -27,9 +28,11 @@ from engram.runs.metrics import Estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#999999", "#E69F00", "#56B4E9", "#009E73")  # of the rungs: readable on white and on black
-ROW, GAP = 0.2, 0.16  # inches of a row, and of what is between two rungs of it
-PANELS = 2  # side by side
+ROW = 0.22  # inches
+NARROW = 9  # characters of a line above a column
+THEIRS = "the paper"
+# By where the interval lies. Okabe and Ito's blue and orange differ with any colour vision; grey stands back.
+SIDES = {"above zero": COLOURS["si"], "around zero": "#777777", "below zero": COLOURS["online-ewc"]}
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class Differences:
 
 
 def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
-    """A panel for each benchmark, a row for each method, and in it a mark with its 95% interval for each rung.
+    """A column for the paper and for each rung, a row for each method of each benchmark, a mark with its interval.
+
+    All columns have one scale, so that a row shows how a difference shrinks or grows.
 
     Args:
         found: the differences, those of a benchmark together.
@@ -54,18 +59,36 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     """
     from matplotlib.lines import Line2D
 
-    benchmarks = list(dict.fromkeys(each.benchmark for each in found))
+    benchmarks = {name: [d for d in found if d.benchmark == name] for name in dict.fromkeys(d.benchmark for d in found)}
     rungs = sorted({rung for each in found for rung in each.by_rung})
-    lines = -(-len(benchmarks) // PANELS)
-    height = max(sum(each.benchmark == name for each in found) for name in benchmarks) * (ROW + GAP * len(rungs))
-    figure = new_figure(1.2 * WIDTH, lines * (height + 0.6) + 0.5)
-    panels = figure.subplots(lines, min(PANELS, len(benchmarks)), squeeze=False).flatten()
-    for axes, benchmark in zip(panels, benchmarks, strict=False):
-        _panel(axes, benchmark, [each for each in found if each.benchmark == benchmark], rungs)
-    for axes in panels[len(benchmarks) :]:
-        axes.set_visible(False)
-    marks = [Line2D([], [], color=colour, **OURS, label=rung) for colour, rung in zip(COLOURS, rungs, strict=False)]
-    legend_below(figure, [*marks, *([paper_mark()] if any(each.paper is not None for each in found) else [])])
+    columns = [*([THEIRS] if any(each.paper is not None for each in found) else []), *rungs]
+    figure = new_figure(WIDTH, ROW * (len(found) + 1.2 * len(benchmarks)) + 1.5)
+    panels = figure.subplots(1, len(columns), squeeze=False, sharex=True, sharey=True)[0]
+    tops = _tops(benchmarks)
+    for axes, column in zip(panels, columns, strict=True):
+        for name, group in benchmarks.items():
+            _block(axes, column, group, tops[name])
+        axes.set_title("\n".join(textwrap.wrap(column, NARROW, break_long_words=False)), fontsize=SMALL)
+        tidy(axes, "points of accuracy" if axes is panels[len(panels) // 2] else "")
+        axes.spines["left"].set_visible(False)
+        axes.patch.set_visible(False)  # the name of a benchmark continues over the next columns
+        axes.tick_params(axis="y", length=0)
+    first, last = panels[0], tops[next(reversed(benchmarks))] + len(next(reversed(benchmarks.values())))
+    for name, top in tops.items():
+        first.text(
+            0,
+            top - 0.85,
+            name,
+            transform=first.get_yaxis_transform(),
+            fontsize=MEDIUM,
+            fontweight="bold",
+            in_layout=False,
+        )
+    rows_at = {top + k: each.method for name, top in tops.items() for k, each in enumerate(benchmarks[name])}
+    first.set_yticks(list(rows_at), list(rows_at.values()))
+    first.set_ylim(last - 0.3, tops[next(iter(benchmarks))] - 1.7)
+    marks = [Line2D([], [], color=colour, **OURS, label=side) for side, colour in SIDES.items()]
+    legend_below(figure, marks, ncols=len(marks))
     rows: list[tuple[Cell, ...]] = [
         (each.benchmark, each.method, rung, 100 * d.mean, 100 * d.low, 100 * d.high, d.num_trials)
         for each in found
@@ -78,7 +101,8 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
         f"ladder-{opponent}",
         f"What DHP adds to a {opponent} head, rung by rung",
         "Each trial with DHP minus the same trial with the other head: right of the line, DHP is better. Bars are 95% "
-        "intervals. From top to bottom of a row the comparison becomes fairer. Hollow: the paper's own difference.",
+        "intervals, and colours say where they lie. From left to right the comparison becomes fairer. Hollow: the "
+        "paper's own difference, which has no interval.",
         figure,
         ("benchmark", "method", "rung", "points", "low", "high", "pairs"),
         rows,
@@ -86,26 +110,36 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     )
 
 
-def _panel(axes: Axes, benchmark: str, found: Sequence[Differences], rungs: Sequence[str]) -> None:
-    rule(axes, x=0, strength=0.6)
-    spread = [0.8 * (k / max(1, len(rungs) - 1) - 0.5) for k in range(len(rungs))]
-    for position, each in enumerate(found):
-        if position:
-            rule(axes, y=position - 0.5)
-        for rung, colour, offset in zip(rungs, COLOURS, spread, strict=False):
-            difference = each.by_rung.get(rung)
-            if difference is None:
-                continue
-            height = position + 0.8 * offset
-            axes.plot([100 * difference.low, 100 * difference.high], [height, height], color=colour, lw=1.6)
-            axes.plot([100 * difference.mean], [height], color=colour, **OURS)
-        if each.paper is not None:
-            axes.plot([each.paper], [position], color=INK, **PAPER)
-    axes.set_title(benchmark, fontsize=MEDIUM, loc="left", fontweight="bold")
-    axes.set_yticks(range(len(found)), [each.method for each in found], fontsize=SMALL)
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    tidy(axes, "points of accuracy")
-    axes.tick_params(axis="y", length=0)
+def _tops(benchmarks: Mapping[str, Sequence[Differences]]) -> dict[str, float]:
+    """The first row of each benchmark, with room for its name above."""
+    tops, top = {}, 1.2
+    for name, group in benchmarks.items():
+        tops[name] = top
+        top += len(group) + 1.2
+    return tops
+
+
+def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) -> None:
+    """The rows of one benchmark in one column, or the words that it was not run."""
+    if column != THEIRS and not any(column in each.by_rung for each in group):
+        middle = (0.0, top + (len(group) - 1) / 2)
+        axes.annotate("not\nrun yet", middle, ha="center", va="center", fontsize=SMALL, style="italic", alpha=0.6)
+        return
+    axes.plot([0, 0], [top - 0.5, top + len(group) - 0.5], color=INK, alpha=0.6, lw=0.6, zorder=0)
+    for row, each in enumerate(group):
+        at = top + row
+        rule(axes, y=at, strength=0.08)
+        difference = each.by_rung.get(column)
+        if column == THEIRS and each.paper is not None:
+            axes.plot([each.paper], [at], color=INK, clip_on=False, **PAPER)
+        elif difference is not None:
+            colour = SIDES[_side(difference)]
+            axes.plot([100 * difference.low, 100 * difference.high], [at, at], color=colour, lw=1.8, clip_on=False)
+            axes.plot([100 * difference.mean], [at], color=colour, clip_on=False, **OURS)
+
+
+def _side(difference: Estimate) -> str:
+    return "above zero" if difference.low > 0 else "below zero" if difference.high < 0 else "around zero"
 
 
 def _words(difference: Estimate | None) -> str:

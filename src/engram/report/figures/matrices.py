@@ -99,4 +99,4 @@ def _finish(axes: Axes, mean: Array, low: float, label: str) -> None:
         if np.isfinite(value):
             # Neither is INK, which a page replaces: a cell keeps its colour on a dark page, and so must its number.
             contrast = "#ffffff" if value < low + 0.6 * (100 - low) else "#101010"
-            axes.text(on + 0.5, after + 0.5, number(value, 0), ha="center", va="center", fontsize=7, color=contrast)
+            axes.text(on + 0.5, after + 0.5, number(value, 0), ha="center", va="center", fontsize=8, color=contrast)

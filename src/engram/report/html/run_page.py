@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -37,7 +36,7 @@ from engram.report.sweep_table import (
     tried_in,
     verdict,
 )
-from engram.report.tables import diverged, final, run_verdict, unfinished
+from engram.report.tables import diverged, run_verdict, unfinished
 from engram.runs.result import Result
 from engram.runs.run import Run
 
@@ -124,7 +123,7 @@ def methods_table(results: Results) -> Table:
     configs = [result.config for result in results.values()]
     rows = dict.fromkeys((config.method, in_words(config.method)) for config in configs)
     heads = dict.fromkeys(config.baseline_head for config in configs if parts_of(config.method).head is None)
-    notes = [f"A method that names no head has {head}: {in_words(head)}" for head in heads]
+    notes = [f"A method that names no head has the head {head}. {in_words(head)}" for head in heads]
     if any(form_of_head(config, in_full=False) for config in configs):
         notes.append("The trace of dhp is the steady form: slow, centred and read at a fixed size.")
     return Table("What each method is", ("method", "what it is"), list(rows), tuple(notes))
@@ -268,8 +267,6 @@ def changes_table(results: Results, title: str = "Settings that are not the pres
 
 def _facts(run: Run) -> dict[str, str]:
     results = run.results
-    means = {label: final(result).mean for label, result in results.items()}
-    measured = {label: mean for label, mean in means.items() if not math.isnan(mean)}
     found = {
         "methods": str(len({result.config.method for result in results.values()})),
         "trials": str(max(len(result.accuracy) for result in results.values())),
@@ -281,9 +278,6 @@ def _facts(run: Run) -> dict[str, str]:
         dropped = sum(not (each.finished or each.failed) for each in tried) if run.finished else 0
         counts = {"points": len(tried), "dropped": dropped, "failed": failed}
         found = {name: str(number) for name, number in counts.items() if number} | found
-    elif measured:
-        best = max(measured, key=lambda label: measured[label])
-        found[f"highest: {best}"] = f"{100 * measured[best]:.1f}%"
     if device := device_of(run.about):
         found["device"] = device
     if taken := time_taken(run.about):
