@@ -32,6 +32,11 @@ class Gradients:
         self.num_steps = 0  # of this task
         self.idle: list[Tensor] = []  # after a step in which nothing moved, whether its gradients were finite
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy watches the weights that were copied with it, whose gradients are not there yet."""
+        watched = {name: theta for name, watch in self.watches.items() if (theta := watch.theta()) is not None}
+        return _watching_from_the_start, (watched,)
+
     # --- from step to step
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -139,7 +144,16 @@ class Gradients:
 
     def not_followed(self) -> bool:
         """Whether weights moved since a backward pass, in a task of which no step was followed."""
-        return any(not watch.followed and watch.has_stepped() for watch in self.watches.values())
+        return any(
+            not watch.followed and (watch.has_stepped() or watch.has_moved_unseen()) for watch in self.watches.values()
+        )
+
+
+def _watching_from_the_start(parameters: Mapping[str, nn.Parameter]) -> Gradients:
+    gradients = Gradients()
+    gradients.watch(parameters)
+    gradients.begin_task()
+    return gradients
 
 
 _watching: weakref.WeakSet[Gradients] = weakref.WeakSet()

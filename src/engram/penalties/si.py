@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +113,8 @@ class SI(Quadratic):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
+        starts, befores = self.group("start"), self.group("before")
+        self.started = any(not torch.equal(starts[name], befores[name]) for name in starts)
         self._forget_step()
 
     def grow(self) -> None:
@@ -121,13 +122,10 @@ class SI(Quadratic):
         self._forget_step()
 
     def _forget_step(self) -> None:
-        self.task_gradient, self.trusted_scale, self.started = {}, None, True
+        self.task_gradient, self.trusted_scale = {}, None
         if self.gradients.watches:
             self.gradients.watch(self.parameters)  # of which some may be new
         self.gradients.begin_task()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "gradients": Gradients()}  # a copy has other weights, whose gradients are not watched
 
     @property
     def custom_verbs(self) -> tuple[str, ...]:
