@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import engram
 from engram import EWC, MAS, SI, InputError, OnlineEWC, Penalty
 from engram.nn.baselines import LinearSoftmax
 
@@ -130,23 +131,34 @@ def test_layers_that_are_unfrozen_later_are_warned_about_once(kind: type[Penalty
     penalty.loss()  # a second warning would be an error here
 
 
-def test_an_optimizer_of_before_growth_is_warned_about_once() -> None:
-    model, penalty, optimizer = consolidated()
-    model[2].grow(6)
+@pytest.mark.parametrize("pull", ["none", "of the optimizer", "of a number"])
+@pytest.mark.parametrize("head", ["linear", "dhp", "hebbian-softmax"])
+def test_an_optimizer_of_before_growth_is_warned_about_once(head: str, pull: str) -> None:
+    """Also where the new weights change: by the proximal step, or since the head writes into them."""
+    layer = engram.heads.create(head, 5, 4)
+    features = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
+    penalty = OnlineEWC(nn.Sequential(features, layer), strength=10.0)
+    optimizer = torch.optim.SGD(penalty.model.parameters(), lr=0.1)
+    layer.grow(5)
+    layer.grow(6)
     penalty.grow()
+    penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
     x, y = torch.randn(8, 6), torch.randint(6, (8,))
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(layer(features(x), y), y).backward()
         optimizer.step()
+        if pull != "none":
+            penalty.proximal_step(0.1 if pull == "of a number" else optimizer)
 
     step()
-    with pytest.warns(UserWarning, match=r"does not move the new ones: make a new optimizer after head\.grow\(\)"):
+    with pytest.warns(UserWarning, match=r"does not move the new ones: make a new optimizer after head\.grow\(\)") as seen:
         step()
+    assert len(seen) == 1
     step()
     step()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(penalty.model.parameters(), lr=0.1)
     step()
 
 
