@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import engram
 from engram import SI, InputError, LinearSoftmax, OnlineEWC
 
 
@@ -212,6 +213,16 @@ def test_a_gradient_that_is_changed_between_two_passes_is_refused() -> None:
     F.cross_entropy(model(x2), y2).backward()
     optimizer.step()
     with pytest.raises(InputError, match=r"between two backward passes .* clip after the last pass"):
+        penalty.after_step()
+
+
+def test_a_head_that_writes_into_its_weights_between_two_passes_is_refused() -> None:
+    torch.manual_seed(0)
+    head = engram.heads.create("hebbian-softmax", 6, 3).double()
+    penalty = SI(head, strength=1.0)
+    for x, y in batches(0, count=2):
+        F.cross_entropy(head(x, y), y).backward()
+    with pytest.raises(InputError, match=r"moved between two .* with a head that writes into its weights, several"):
         penalty.after_step()
 
 

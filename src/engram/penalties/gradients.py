@@ -213,8 +213,9 @@ class QuadraticForm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, penalty: Any, *theta: Tensor) -> Tensor:
-        ctx.penalty = penalty
-        ctx.save_for_backward(*theta)
+        ctx.penalty, ctx.num_inputs = penalty, 1 + len(theta)
+        # Without a term nothing depends on the weights, and a head may change them at its first training batch.
+        ctx.save_for_backward(*(theta if penalty.terms else ()))
         weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
         return cost(penalty.terms, weights, penalty.strength)
 
@@ -222,8 +223,8 @@ class QuadraticForm(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         penalty, (scale,) = ctx.penalty, outer
         penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
-        if not penalty.terms:
-            return (None,) * (1 + len(ctx.saved_tensors))
+        if not ctx.saved_tensors:
+            return (None,) * ctx.num_inputs
         weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
         slopes = [scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values()]
         note_for_others(penalty, slopes)

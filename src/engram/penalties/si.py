@@ -216,7 +216,8 @@ class SI(Quadratic):
         if self.gradients.moved():
             raise InputError(
                 "the weights moved between two backward passes of one step, so SI cannot follow their path: "
-                "call after_step() after every step, and use another optimizer than LBFGS"
+                "call after_step() after every step, and use neither LBFGS nor, with a head that writes into its "
+                "weights, several passes"
             )
         if self.temperature != 1 and not self.task_gradient:
             raise InputError("SI with a temperature needs logits: call before_backward(logits, targets) at each step")
