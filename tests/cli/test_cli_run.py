@@ -379,6 +379,8 @@ def test_settings_file_has_its_own_method_and_benchmark(engram: Command, tmp_pat
     file.write_text('benchmark = "custom"\nmethod = "dhp"\ndataset = "custom"\n')
     assert "only runs from Python" in engram.refusal("run", file, "--out", out)
     assert "no benchmark 'custom'" in engram.refusal("run", "custom", "--out", out)
+    file.write_text('benchmark = "split-mnist"\nmethod = "finetune"\nstrength = 3.0\n')
+    assert "strength has no effect on finetune: leave it out" in engram.refusal("run", file, "--out", out)
     assert not out.exists()
 
 

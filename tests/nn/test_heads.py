@@ -474,6 +474,74 @@ def test_a_scaled_head_that_is_compiled_too_early_says_what_is_missing() -> None
     assert size(logits) == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("way", ["copied in place", "averaged", "of a plain layer", "reset, saved and loaded"])
+def test_a_scaled_head_multiplies_its_own_first_weights_and_no_others(way: str) -> None:
+    """DistributedDataParallel copies tensors in place, and so do averages of a model over time."""
+    torch.manual_seed(0)
+    hidden = torch.rand(20, M)
+    head, other = (engram.heads.create("scaled", M, C) for _ in range(2))
+    head(hidden)
+    if way == "copied in place":
+        for tensor, value in zip((other.weight, other.factor), (head.weight, head.factor), strict=True):
+            tensor.detach().copy_(value)
+    elif way == "averaged":
+        average = torch.optim.swa_utils.AveragedModel(other)
+        average.update_parameters(head)
+        other = average.module
+    elif way == "of a plain layer":
+        other.load_state_dict(nn.Linear(M, C, bias=False).state_dict(), strict=False)
+    else:
+        head.reset_parameters()
+        other.load_state_dict(head.state_dict())
+    weight, waits = other.weight.clone(), other.waits
+    logits = other(5 * hidden)
+    assert waits == (way == "reset, saved and loaded")
+    if waits:
+        assert size(logits) == pytest.approx(0.5)
+    else:
+        assert torch.equal(other.weight, weight)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_scaled_head_starts_at_its_size_in_half_precision(autocast: bool, dtype: torch.dtype, factor: float) -> None:
+    """Autocast keeps a copy of the weight: the first logits must not be those of the weight as it was before."""
+    torch.manual_seed(0)
+    head, hidden = engram.heads.create("scaled", M, C), factor * torch.rand(20, M)
+    head.to(torch.float32 if autocast else dtype)
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        logits = head(hidden if autocast else hidden.to(dtype))
+    assert size(logits.float()) == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_scaled_head_that_is_scaled_again_grows_at_its_size() -> None:
+    torch.manual_seed(0)
+    head, hidden = engram.heads.create("scaled", 400, 10), torch.rand(50, 400) - 0.5
+    head.scale(hidden)
+    head.scale(100 * hidden)
+    head.grow(40)
+    assert size(head(100 * hidden)[:, 10:]) == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_scaled_head_is_not_scaled_where_that_would_be_lost() -> None:
+    hidden, head = torch.rand(20, M), engram.heads.create("scaled", M, C)
+    values = {name: theta.detach().clone() for name, theta in head.named_parameters()}
+    assert "before the weight" in refusal(torch.func.functional_call, head, values, (hidden,))
+    stacked = {name: theta.expand(2, *theta.shape) for name, theta in values.items()}
+    mapped = torch.func.vmap(lambda own: torch.func.functional_call(head, own, (hidden,)))
+    assert "before a scaled head is compiled or mapped" in refusal(mapped, stacked)
+    assert head.waits
+    normed = nn.utils.parametrizations.weight_norm(copy.deepcopy(head))
+    assert "before the weight" in refusal(normed, hidden)
+    head.scale(hidden)
+    assert size(mapped({name: theta.expand(2, *theta.shape) for name, theta in head.named_parameters()})) < 0.51
+    plain = engram.heads.create("linear", M, C)
+    weight = plain.weight.clone()
+    assert "only with head_init='scaled'" in refusal(plain.scale, hidden)
+    assert torch.equal(plain.weight, weight)
+
+
 def test_a_scaled_head_refuses_features_that_say_nothing() -> None:
     for hidden in (torch.zeros(3, M), torch.full((3, M), torch.nan)):
         head = engram.heads.create("scaled", M, C)

@@ -327,7 +327,7 @@ def test_lbfgs_is_refused() -> None:
     optimizer.step(closure)
     penalty.after_step()  # from the first step on it watches
     optimizer.step(closure)
-    with pytest.raises(InputError, match="another optimizer than LBFGS"):
+    with pytest.raises(InputError, match="use neither LBFGS nor"):
         penalty.after_step()
 
 

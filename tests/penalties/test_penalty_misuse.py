@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import engram
 from engram import EWC, MAS, SI, InputError, OnlineEWC, Penalty
 from engram.nn.baselines import LinearSoftmax
 
@@ -130,23 +131,34 @@ def test_layers_that_are_unfrozen_later_are_warned_about_once(kind: type[Penalty
     penalty.loss()  # a second warning would be an error here
 
 
-def test_an_optimizer_of_before_growth_is_warned_about_once() -> None:
-    model, penalty, optimizer = consolidated()
-    model[2].grow(6)
+@pytest.mark.parametrize("pull", ["none", "of the optimizer", "of a number"])
+@pytest.mark.parametrize("head", ["linear", "dhp", "hebbian-softmax"])
+def test_an_optimizer_of_before_growth_is_warned_about_once(head: str, pull: str) -> None:
+    """Also where the new weights change: by the proximal step, or since the head writes into them."""
+    layer = engram.heads.create(head, 5, 4)
+    features = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
+    penalty = OnlineEWC(nn.Sequential(features, layer), strength=10.0)
+    optimizer = torch.optim.SGD(penalty.model.parameters(), lr=0.1)
+    layer.grow(5)
+    layer.grow(6)
     penalty.grow()
+    penalty.remember({name: torch.ones_like(theta) for name, theta in penalty.parameters.items()})
     x, y = torch.randn(8, 6), torch.randint(6, (8,))
 
     def step() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
+        F.cross_entropy(layer(features(x), y), y).backward()
         optimizer.step()
+        if pull != "none":
+            penalty.proximal_step(0.1 if pull == "of a number" else optimizer)
 
     step()
-    with pytest.warns(UserWarning, match=r"does not move the new ones: make a new optimizer after head\.grow\(\)"):
+    with pytest.warns(UserWarning, match=r"does not move the new ones: make a new optimizer after head\.grow") as seen:
         step()
+    assert len(seen) == 1
     step()
     step()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(penalty.model.parameters(), lr=0.1)
     step()
 
 
@@ -224,7 +236,15 @@ def test_a_task_that_is_consolidated_twice_is_warned_about(kind: type[Penalty]) 
 
 
 @pytest.mark.parametrize("kind", [EWC, MAS, SI])
-@pytest.mark.parametrize(("classes", "sentence"), [([0, 0, 1], "classes has 0 more than once"), ([0, -1], "not -1")])
+@pytest.mark.parametrize(
+    ("classes", "sentence"),
+    [
+        ([0, 0, 1], "classes has 0 more than once"),
+        ([0, -1], "not -1"),
+        ([0, 1.5], "not 1.5"),
+        ([], "classes names no output: leave it out"),
+    ],
+)
 def test_classes_count_once(kind: type[Penalty], classes: list[int], sentence: str) -> None:
     penalty = kind(classifier(), strength=1.0)
     with pytest.raises(InputError, match=sentence):
@@ -250,6 +270,49 @@ def test_samples_must_be_on_the_first_axis(kind: type[Penalty], options: dict, l
     penalty = kind(TimeFirst(), strength=1.0, **options)
     with pytest.raises(InputError, match="importances need the samples on the first axis"):
         penalty.consolidate([torch.randn(length, 4, 6)])
+
+
+def test_classes_may_be_a_tensor() -> None:
+    x, y = torch.randn(8, 6), torch.randint(2, (8,))
+    found = []
+    for classes in ([0, 1], torch.tensor([0, 1])):
+        torch.manual_seed(0)
+        penalty = EWC(nn.Linear(6, 4), strength=1.0)
+        penalty.consolidate([(x, y)], classes=classes)
+        found.append(penalty.terms[0].importance["weight"])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(MAS, {}), (EWC, {"labels": "exact"}), (EWC, {"labels": "predicted"})])
+def test_outputs_and_targets_of_other_axes_are_refused(kind: type[Penalty], options: dict) -> None:
+    """A model of sequences with the steps first and an output for each, of which 7 steps would count as 7 samples."""
+    model = nn.Sequential(nn.Linear(5, 4))
+    with pytest.raises(InputError, match=r"needs one row of logits|length 7 and 8 targets"):
+        kind(model, strength=1.0, **options).consolidate([(torch.randn(7, 8, 5), torch.zeros(8).long())])
+    if kind is EWC:
+        with pytest.raises(InputError, match=r"shape \(8, 7, 4\), and EWC needs one row of logits"):
+            kind(model, strength=1.0, **options).consolidate([(torch.randn(8, 7, 5), torch.zeros(8).long())])
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS, SI])
+def test_weights_that_the_first_batch_will_change_are_not_protected_before_it(kind: type[Penalty]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), engram.heads.create("scaled", 5, 4))
+    penalty = kind(model, strength=1.0)
+    x, y = torch.randn(8, 6), torch.randint(4, (8,))
+    with pytest.raises(InputError, match=r"cannot be protected yet: train .* or call head\.scale\(features\)"):
+        penalty.consolidate([(x, y)])
+    model(x)
+    penalty.consolidate([(x, y)])
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS, SI])
+def test_the_loss_may_come_before_the_first_batch_of_a_scaled_head(kind: type[Penalty]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), engram.heads.create("scaled", 5, 4))
+    penalty = kind(model, strength=1.0)
+    (penalty.loss() + F.cross_entropy(model(torch.randn(8, 6)), torch.randint(4, (8,)))).backward()
+    assert all(theta.grad.any() for theta in model.parameters())
 
 
 def test_a_third_part_that_may_be_the_targets_is_warned_about_once() -> None:
@@ -355,10 +418,10 @@ class Functional(nn.Module):
         self.held = [self.layer.weight]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        weight = self.held[0] if self.way == "held elsewhere" else self.layer.weight
-        called = self.layer(inputs) if self.way in ("output unused", "both") else inputs
+        weight = self.held[0] if "held elsewhere" in self.way else self.layer.weight
+        called = self.layer(inputs) if "both" in self.way or self.way == "output unused" else inputs
         hidden = F.linear(inputs, weight)
-        return self.head(hidden + called if self.way == "both" else hidden)
+        return self.head(hidden + called if "both" in self.way else hidden)
 
 
 @pytest.mark.parametrize("way", ["output unused", "both", "not called"])
@@ -371,8 +434,9 @@ def test_a_weight_that_is_used_functionally_has_the_importances_of_single_sample
         torch.testing.assert_close(penalty.terms[0].importance[name], omega)
 
 
-def test_a_weight_that_is_used_through_another_reference_is_refused() -> None:
-    penalty = MAS(Functional("held elsewhere"), strength=1.0)
+@pytest.mark.parametrize("way", ["held elsewhere", "held elsewhere, both"])
+def test_a_weight_that_is_used_through_another_reference_is_refused(way: str) -> None:
+    penalty = MAS(Functional(way), strength=1.0)
     with pytest.raises(InputError, match=r"uses 'layer\.weight' through another reference"):
         penalty.consolidate([torch.randn(5, 6)])
 

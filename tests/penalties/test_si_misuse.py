@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engram import SI, InputError, OnlineEWC
+import engram
+from engram import SI, InputError, LinearSoftmax, OnlineEWC
 
 
 def batches(seed: int, count: int = 6) -> list[tuple[Tensor, Tensor]]:
@@ -71,6 +73,20 @@ def test_a_task_of_which_no_step_was_followed_is_refused() -> None:
         penalty.consolidate()
         assert penalty.terms[0].importance["0.weight"].sum() > 0
     penalty.consolidate()  # nothing was learned since, so there is nothing to follow
+
+
+@pytest.mark.parametrize("way", ["a copy", "through data"])
+def test_it_is_refused_too_for_a_copy_and_for_steps_that_are_not_counted(way: str) -> None:
+    penalty = make()[1]
+    penalty = copy.deepcopy(penalty) if way == "a copy" else penalty
+    model = penalty.model
+    for x, y in batches(0):
+        model.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        for theta in model.parameters():
+            (theta.data if way == "through data" else theta.detach()).sub_(theta.grad, alpha=0.1)
+    with pytest.raises(InputError, match="followed no step"):
+        penalty.consolidate()
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -200,6 +216,16 @@ def test_a_gradient_that_is_changed_between_two_passes_is_refused() -> None:
         penalty.after_step()
 
 
+def test_a_head_that_writes_into_its_weights_between_two_passes_is_refused() -> None:
+    torch.manual_seed(0)
+    head = engram.heads.create("hebbian-softmax", 6, 3).double()
+    penalty = SI(head, strength=1.0)
+    for x, y in batches(0, count=2):
+        F.cross_entropy(head(x, y), y).backward()
+    with pytest.raises(InputError, match=r"moved between two .* with a head that writes into its weights, several"):
+        penalty.after_step()
+
+
 @pytest.mark.parametrize("when", ["first task", "second task", "within a task"])
 def test_weights_that_are_changed_from_outside_start_the_next_step_there(when: str) -> None:
     model, penalty, optimizer = make()
@@ -222,6 +248,38 @@ def test_weights_that_are_changed_from_outside_start_the_next_step_there(when: s
     reference.check(penalty)
     for name, theta in loaded.items():
         assert torch.equal(penalty.state[f"start.{name}"], theta.detach()) == (when != "within a task")
+
+
+@pytest.mark.parametrize("way", ["copied", "copied by pickle", "grown", "state loaded"])
+def test_a_penalty_that_has_followed_nothing_yet_starts_where_the_first_step_does(way: str) -> None:
+    """However the penalty came to be, weights that are loaded before the first step are where the task starts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), LinearSoftmax(5, 3)).double()
+    penalty = SI(model, strength=30.0)
+    if way == "copied":
+        penalty = copy.deepcopy(penalty)
+    elif way == "copied by pickle":
+        penalty = pickle.loads(pickle.dumps(penalty))
+    elif way == "grown":
+        model[2].grow(4)
+        penalty.grow()
+    else:
+        penalty.load_state_dict(SI(model, strength=1.0).state_dict())
+    model = penalty.model
+    with torch.no_grad():
+        for theta in model.parameters():
+            theta.normal_()
+    loaded = penalty.snapshot()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(3):
+        optimizer.zero_grad()
+        reference = Reference(model, penalty, x, y)
+        (F.cross_entropy(model(x), y) + penalty.loss()).backward()
+        optimizer.step()
+        penalty.after_step()
+        reference.check(penalty)
+    for name, theta in loaded.items():
+        assert torch.equal(penalty.state[f"start.{name}"], theta)
 
 
 def test_weights_that_are_changed_through_data_are_found_at_the_start_and_refused_later() -> None:

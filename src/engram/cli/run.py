@@ -259,6 +259,7 @@ def configs_of(
         if best:
             raise InputError(f"{benchmark} has its own settings, so --best cannot be given with it")
         bases = [load_config(benchmark)]
+        refuse_without_effect([] if bases[0].strength is None else ["strength"], bases)
         if bases[0].benchmark == "custom":
             raise InputError(f"{benchmark} has a custom stream, which only runs from Python: engram.run")
     else:

@@ -13,7 +13,7 @@ from engram.common.errors import InputError, check_choice
 from engram.common.registry import HEADS
 from engram.nn.classes import HEAD_INITS, draw_slow_weights, grow_rows
 from engram.nn.distributed import ranks_of_call
-from engram.nn.modules import as_linear, shown_settings
+from engram.nn.modules import as_linear, is_mapped, shown_settings
 from engram.nn.typed import typed
 from engram.nn.writing import batch_mean
 
@@ -68,18 +68,27 @@ class LinearSoftmax(nn.Linear):
 
     def reset_parameters(self) -> None:
         """θ as `head_init` says, and b as in `torch.nn.Linear`."""
-        self.waits = self.head_init == "scaled"  # for features that say how large θ is
-        draw_slow_weights(self.weight, "linear" if self.waits else self.head_init, self.head_gain)
+        self._waits = self.head_init == "scaled"
+        if "factor" in self._buffers:
+            self.factor.zero_()
+        draw_slow_weights(self.weight, "linear" if self._waits else self.head_init, self.head_gain)
         if self.bias is not None:
             bound = 1 / math.sqrt(self.in_features)
             nn.init.uniform_(self.bias, -bound, bound)
 
+    @property
+    def waits(self) -> bool:
+        """Whether θ waits for features that say how large it is. Copied tensors bring the factor of their head."""
+        return self._waits and not self.factor
+
     def forward(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
         """Logits (B, C) of hidden activations (B, m); the targets are ignored."""
-        if self.waits and self.training:
-            if torch.compiler.is_compiling():
-                raise InputError("call head.scale(features) before a scaled head is compiled")
-            self.scale(hidden)
+        if self._waits and self.training:
+            if torch.compiler.is_compiling() or is_mapped():
+                raise InputError("call head.scale(features) before a scaled head is compiled or mapped")
+            self._waits = self.waits
+            if self._waits:
+                self.scale(hidden)
         return super().forward(hidden)
 
     @torch.no_grad()
@@ -93,18 +102,28 @@ class LinearSoftmax(nn.Linear):
             >>> head = LinearSoftmax(512, 10, head_init="scaled")
             >>> head.scale(torch.rand(64, 512))
         """
-        squares = F.linear(hidden, self.weight).square().mean(dim=-1).flatten()
+        if self.head_init != "scaled":
+            raise InputError("features decide how large the weights are only with head_init='scaled'")
+        if not isinstance(self.weight, nn.Parameter):
+            raise InputError("call head.scale(features) before the weight of a scaled head is replaced or parametrized")
+        # Half precision cannot hold the squares, and autocast would keep a copy of θ as it was.
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            squares = F.linear(hidden.to(dtype), self.weight.to(dtype)).square().mean(dim=-1).flatten()
         size = float(batch_mean(squares, ranks_of_call(self)).sqrt())
-        if not (math.isfinite(size) and size > 0):
+        factor = STARTING_SIZE * self.head_gain / size if size > 0 else math.inf
+        if not (math.isfinite(size) and factor <= torch.finfo(self.weight.dtype).max):
             raise InputError("a scaled head cannot start from features that are all zero, NaN or infinite")
-        factor = STARTING_SIZE * self.head_gain / size
         self.weight.mul_(factor)
-        self.factor.fill_(factor)
-        self.waits = False
+        self.factor.copy_(factor * torch.where(self.factor == 0, 1, self.factor))
+        self._waits = False
 
     def _load_from_state_dict(self, state: Any, prefix: str, *arguments: Any) -> None:
         super()._load_from_state_dict(state, prefix, *arguments)
-        self.waits = self.head_init == "scaled" and float(self.factor) == 0
+        if self.head_init == "scaled":
+            if f"{prefix}weight" in state and f"{prefix}factor" not in state:
+                self.factor.fill_(1)  # weights of another layer stay as they are
+            self._waits = float(self.factor) == 0
 
     def grow(self, out_features: int) -> None:
         """Add classes, as `DHPSoftmax.grow` does.
@@ -120,7 +139,7 @@ class LinearSoftmax(nn.Linear):
         if self.head_init == "scaled" and not waits:
             with torch.no_grad():
                 self.weight[before:].mul_(self.factor)
-        self.waits = waits
+        self._waits = waits
 
     def weight_slopes(self) -> dict[str, Tensor]:
         """The derivative of the weight in force with respect to each parameter of its shape: 1 for θ.

@@ -177,33 +177,42 @@ class Outgrown:
 
     def __init__(self, old: Tensor, new: Tensor):
         self.old, self.new = weakref.ref(old), weakref.ref(new)
-        self.version: int | None = None  # of the new one, at the last step of an optimizer that has the old one alone
+        self.was_stale = False  # whether an optimizer that has the old one alone has taken a step
+
+    def is_alive(self) -> bool:
+        """Whether both are still there: otherwise nothing can step for nothing."""
+        return self.old() is not None and self.new() is not None
 
     @classmethod
     def note(cls, old: Tensor, new: Tensor) -> None:
         """From now on, look at every optimizer that takes a step, until nothing holds the old parameter."""
+        for one in cls.every:
+            if one.new() is old:  # it has been replaced twice
+                one.new = weakref.ref(new)
         cls.every.append(cls(old, new))
         if cls.hook is None:
             cls.hook = register_optimizer_step_pre_hook(cls.look)
 
     @classmethod
     def look(cls, optimizer: Optimizer, *arguments: Any) -> None:
-        """Warn of an optimizer that steps a second time, while the new parameter has a gradient and did not move."""
-        cls.every[:] = [one for one in cls.every if one.old() is not None and one.new() is not None]
+        """Warn, once, of an optimizer that steps a second time while no other has moved what replaced its weights.
+
+        Whether the new weights changed does not tell: a penalty's proximal step may, and a head that writes into them.
+        """
         held = {id(theta) for group in optimizer.param_groups for theta in group["params"]} if cls.every else set()
-        for one in list(cls.every):
-            old, new = one.old(), one.new()
-            if id(old) not in held or id(new) in held or new is None or new.grad is None:
-                continue
-            if one.version == new._version:
-                cls.every.remove(one)
-                warnings.warn(
-                    "an optimizer still has the weights of before head.grow(), and does not move the new ones: "
-                    "make a new optimizer after head.grow()",
-                    UserWarning,
-                    stacklevel=3,
-                )
-            one.version = new._version
+        known = [one for one in cls.every if id(one.new()) in held]
+        cls.every[:] = [one for one in cls.every if one.is_alive() and one not in known]
+        stale = [one for one in cls.every if id(one.old()) in held and getattr(one.new(), "grad", None) is not None]
+        if any(one.was_stale for one in stale):
+            cls.every[:] = [one for one in cls.every if one not in stale]
+            warnings.warn(
+                "an optimizer still has the weights of before head.grow(), and does not move the new ones: "
+                "make a new optimizer after head.grow()",
+                UserWarning,
+                stacklevel=3,
+            )
+        for one in stale:
+            one.was_stale = True
         if not cls.every and cls.hook is not None:
             cls.hook.remove()
             cls.hook = None

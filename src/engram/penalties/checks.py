@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from engram.common.errors import InputError
 
@@ -100,21 +101,44 @@ def check_rate(rate: float | Tensor) -> float:
     return value
 
 
-def check_classes(classes: Sequence[int] | None) -> None:
-    """Refuse the classes of a task if one of them is there twice, or is no class number.
+def checked_classes(classes: Sequence[int] | None) -> list[int] | None:
+    """Return the classes of a task as numbers; refuse them if one is there twice, or is no class number, or none is.
 
     Args:
         classes: the outputs that take part; None for all.
 
     Example:
-        >>> check_classes([0, 2, 1])
+        >>> checked_classes(torch.tensor([0, 2, 1]))
+        [0, 2, 1]
     """
-    numbers = [] if classes is None else [int(c) for c in classes]
+    if classes is None:
+        return None
+    numbers = [int(c) for c in classes]
+    if not numbers:
+        raise InputError("classes names no output: leave it out where all outputs take part")
     if len(set(numbers)) != len(numbers):
         twice = next(c for c in numbers if numbers.count(c) > 1)
         raise InputError(f"each class of a task counts once, but classes has {twice} more than once")
-    if numbers and min(numbers) < 0:
-        raise InputError(f"classes are numbers of outputs, from 0 on, not {min(numbers)}")
+    for number, given in zip(numbers, classes, strict=True):
+        if number < 0 or number != given:
+            raise InputError(f"classes are numbers of outputs, from 0 on, not {given}")
+    return numbers
+
+
+def check_started(model: nn.Module) -> None:
+    """Refuse to protect weights that the first training batch of a layer will change.
+
+    Args:
+        model: any module; a layer that needs features before it can start has the attribute `waits`.
+
+    Example:
+        >>> check_started(model)
+    """
+    if any(getattr(module, "waits", False) for module in model.modules()):
+        raise InputError(
+            "the first training batch will change how large the head's weights are, so that they cannot be protected "
+            "yet: train the model before consolidate(), or call head.scale(features)"
+        )
 
 
 def warn_of_repetition(
@@ -140,16 +164,22 @@ def warn_of_repetition(
         )
 
 
-def check_logits(outputs: Tensor) -> None:
-    """Refuse outputs without at least two logits for each sample: a single one has the probability 1 in a softmax.
+def check_logits(outputs: Tensor, fewest: int = 2) -> None:
+    """Refuse outputs without a row of at least two logits for each sample: a single one has the probability 1.
 
     Args:
         outputs: of a model.
+        fewest: 1 for a head that may get more classes.
 
     Example:
         >>> check_logits(torch.ones(4, 2))
     """
-    if outputs.ndim < 2 or outputs.shape[1] == 1:
+    if outputs.ndim > 2:
+        raise InputError(
+            f"the model returns outputs of shape {tuple(outputs.shape)}, and EWC needs one row of logits for each "
+            "sample: give it a model that returns (samples, classes), or use SI or MAS"
+        )
+    if fewest > 1 and (outputs.ndim < 2 or outputs.shape[1] == 1):
         raise InputError(
             "the model has a single output, whose softmax is always 1, so that EWC would find every weight "
             "unimportant: let it return a logit for each of two classes, or use SI or MAS"
@@ -189,11 +219,11 @@ def check_rows(outputs: Tensor, num_samples: int) -> None:
 
 
 def check_no_hidden_uses(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor) -> None:
-    """Refuse a weight whose gradients are 0 sample by sample, and not for the batch: it is not used as an attribute.
+    """Refuse a weight that the outputs still depend on when its attribute holds a copy: not all uses are known.
 
     Args:
         model: in evaluation mode.
-        parameters: those whose gradients are 0, by name.
+        parameters: those whose gradients are found through their attributes, by name.
         inputs: the batch.
 
     Example:
@@ -202,8 +232,9 @@ def check_no_hidden_uses(model: nn.Module, parameters: Mapping[str, Tensor], inp
     trained = {name: theta for name, theta in parameters.items() if theta.requires_grad}
     if not trained:
         return
+    copies = {name: theta.detach().clone() for name, theta in parameters.items()}
     with torch.enable_grad():
-        value = model(inputs).square().sum()
+        value = functional_call(model, copies, (inputs,)).square().sum()
     found = torch.autograd.grad(value, list(trained.values()), allow_unused=True) if value.requires_grad else ()
     for name, slope in zip(trained, found, strict=False):
         if slope is not None and slope.any():

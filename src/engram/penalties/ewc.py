@@ -128,8 +128,8 @@ class EWC(Quadratic):
         with frozen(self.model):
             outputs = self.model(inputs[:LOOKED_AT].to(device))
         check_rows(outputs, len(inputs[:LOOKED_AT]))
-        if not any(hasattr(module, "grow") for module in self.model.modules()):  # which may have one class so far
-            check_logits(outputs)
+        may_grow = any(hasattr(module, "grow") for module in self.model.modules())  # it may have one class so far
+        check_logits(outputs, fewest=1 if may_grow else 2)
         sentences = {
             "outputs": "every output of the model is at least 0, as those of a ReLU or a softmax, and EWC takes them "
             "for logits: make the penalty for the whole model, and let it return logits",

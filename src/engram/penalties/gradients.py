@@ -32,6 +32,11 @@ class Gradients:
         self.num_steps = 0  # of this task
         self.idle: list[Tensor] = []  # after a step in which nothing moved, whether its gradients were finite
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy watches the weights that were copied with it, whose gradients are not there yet."""
+        watched = {name: theta for name, watch in self.watches.items() if (theta := watch.theta()) is not None}
+        return _watching_from_the_start, (watched,)
+
     # --- from step to step
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -139,7 +144,16 @@ class Gradients:
 
     def not_followed(self) -> bool:
         """Whether weights moved since a backward pass, in a task of which no step was followed."""
-        return any(not watch.followed and watch.has_stepped() for watch in self.watches.values())
+        return any(
+            not watch.followed and (watch.has_stepped() or watch.has_moved_unseen()) for watch in self.watches.values()
+        )
+
+
+def _watching_from_the_start(parameters: Mapping[str, nn.Parameter]) -> Gradients:
+    gradients = Gradients()
+    gradients.watch(parameters)
+    gradients.begin_task()
+    return gradients
 
 
 _watching: weakref.WeakSet[Gradients] = weakref.WeakSet()
@@ -199,8 +213,9 @@ class QuadraticForm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, penalty: Any, *theta: Tensor) -> Tensor:
-        ctx.penalty = penalty
-        ctx.save_for_backward(*theta)
+        ctx.penalty, ctx.num_inputs = penalty, 1 + len(theta)
+        # Without a term nothing depends on the weights, and a head may change them at its first training batch.
+        ctx.save_for_backward(*(theta if penalty.terms else ()))
         weights = penalty.in_force(dict(zip(penalty.parameters, theta, strict=True)))
         return cost(penalty.terms, weights, penalty.strength)
 
@@ -208,8 +223,8 @@ class QuadraticForm(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         penalty, (scale,) = ctx.penalty, outer
         penalty._note_backward(scale.detach())  # SI must later take this part out of .grad again
-        if not penalty.terms:
-            return (None,) * (1 + len(ctx.saved_tensors))
+        if not ctx.saved_tensors:
+            return (None,) * ctx.num_inputs
         weights = penalty.in_force(dict(zip(penalty.parameters, ctx.saved_tensors, strict=True)))
         slopes = [scale * slope for slope in gradient(penalty.terms, weights, penalty.strength).values()]
         note_for_others(penalty, slopes)

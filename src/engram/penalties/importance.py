@@ -53,6 +53,11 @@ def mean_per_sample(
         for batch in batches:
             inputs, targets = (part if part is None else part.to(device) for part in unpack(batch))
             assert inputs is not None
+            if targets is not None and targets.ndim and len(targets) != len(inputs):
+                raise InputError(
+                    f"a batch has inputs of length {len(inputs)} and {len(targets)} targets: "
+                    "importances need the samples on the first axis of both"
+                )
             for arguments in [()] if variants is None else variants(inputs, targets):
                 sums = sum_per_sample(model, parameters, objective, function, inputs, *arguments)
                 total = {name: total[name] + sums[name] for name in total}

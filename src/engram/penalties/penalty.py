@@ -16,7 +16,14 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError, check_choice
 from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
-from engram.penalties.checks import Places, check_grown, frozen_parameters, warn_of_unfrozen
+from engram.penalties.checks import (
+    Places,
+    check_grown,
+    check_started,
+    checked_classes,
+    frozen_parameters,
+    warn_of_unfrozen,
+)
 from engram.penalties.terms import Batches, Classes, State, fitted, with_rows
 
 VERBS = ("loss", "proximal_step", "after_backward", "after_step", "consolidate")
@@ -256,6 +263,15 @@ class Penalty(ABC):
         if self._places is None or self._places.parameters is not self.parameters:
             self._places = Places(self.model, self.parameters)
         self._places.check()
+
+    def check_task(self, classes: Classes) -> list[int] | None:
+        """Refuse to consolidate a model that is not ready for it; the classes of the task, as numbers.
+
+        Args:
+            classes: those given to `consolidate`.
+        """
+        check_started(self.model)
+        return checked_classes(classes)
 
     def warn_of_unfrozen(self) -> None:
         """Warn once of weights that are trained now and were frozen when the penalty was made."""

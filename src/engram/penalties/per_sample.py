@@ -74,7 +74,7 @@ def sum_per_sample(
     if left:
         mapped = _sum_by_mapping(model, left, objective, function, inputs, arguments)
         if is_first and not is_mapped():
-            check_no_hidden_uses(model, {n: left[n] for n, found in mapped.items() if not found.any()}, inputs)
+            check_no_hidden_uses(model, left, inputs)
         sums |= mapped
     return {name: sums[name] for name in parameters}
 

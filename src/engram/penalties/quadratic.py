@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError
-from engram.penalties.checks import check_classes, check_rate, warn_of_repetition
+from engram.penalties.checks import check_rate, warn_of_repetition
 from engram.penalties.gradients import QuadraticForm
 from engram.penalties.penalty import Penalty
 from engram.penalties.step import learning_rates, moved_shift, pull_weight, zeros_for_sums
@@ -122,7 +122,7 @@ class Quadratic(Penalty):
             >>> penalty.consolidate(loader)
         """
         self._check_model()
-        check_classes(classes)
+        classes = self.check_task(classes)
         checked = self.checked(batches, classes)
         found = self.importance(self.model, self.parameters, self.state, self.settings, checked, classes)
         if self.terms:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +113,8 @@ class SI(Quadratic):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
+        starts, befores = self.group("start"), self.group("before")
+        self.started = any(not torch.equal(starts[name], befores[name]) for name in starts)
         self._forget_step()
 
     def grow(self) -> None:
@@ -121,13 +122,10 @@ class SI(Quadratic):
         self._forget_step()
 
     def _forget_step(self) -> None:
-        self.task_gradient, self.trusted_scale, self.started = {}, None, True
+        self.task_gradient, self.trusted_scale = {}, None
         if self.gradients.watches:
             self.gradients.watch(self.parameters)  # of which some may be new
         self.gradients.begin_task()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "gradients": Gradients()}  # a copy has other weights, whose gradients are not watched
 
     @property
     def custom_verbs(self) -> tuple[str, ...]:
@@ -218,7 +216,8 @@ class SI(Quadratic):
         if self.gradients.moved():
             raise InputError(
                 "the weights moved between two backward passes of one step, so SI cannot follow their path: "
-                "call after_step() after every step, and use another optimizer than LBFGS"
+                "call after_step() after every step, and use neither LBFGS nor, with a head that writes into its "
+                "weights, several passes"
             )
         if self.temperature != 1 and not self.task_gradient:
             raise InputError("SI with a temperature needs logits: call before_backward(logits, targets) at each step")

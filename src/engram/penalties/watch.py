@@ -100,6 +100,13 @@ class Watch:
         theta = self.theta()
         return None if theta is None or self.weight_version is None else theta._version != self.weight_version
 
+    def has_moved_unseen(self) -> bool:
+        """The same by its values, since what is done to `.data` is not counted as a change."""
+        theta = self.theta()
+        if theta is None or self.entered is None or is_captured(theta):
+            return False
+        return not torch.equal(self.entered, theta)
+
     def moved_before(self) -> bool:
         """Whether the weight changed after the last step was followed and before the first gradient of this one."""
         theta = self.theta()
