@@ -497,7 +497,7 @@ def test_a_scaled_head_multiplies_its_own_first_weights_and_no_others(way: str) 
     logits = other(5 * hidden)
     assert waits == (way == "reset, saved and loaded")
     if waits:
-        assert size(logits) == pytest.approx(0.5)
+        assert size(logits) == pytest.approx(0.25)
     else:
         assert torch.equal(other.weight, weight)
 
@@ -512,7 +512,7 @@ def test_a_scaled_head_starts_at_its_size_in_half_precision(autocast: bool, dtyp
     head.to(torch.float32 if autocast else dtype)
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         logits = head(hidden if autocast else hidden.to(dtype))
-    assert size(logits.float()) == pytest.approx(0.5, rel=0.02)
+    assert size(logits.float()) == pytest.approx(0.25, rel=0.02)
 
 
 def test_a_scaled_head_that_is_scaled_again_grows_at_its_size() -> None:
@@ -521,7 +521,7 @@ def test_a_scaled_head_that_is_scaled_again_grows_at_its_size() -> None:
     head.scale(hidden)
     head.scale(100 * hidden)
     head.grow(40)
-    assert size(head(100 * hidden)[:, 10:]) == pytest.approx(0.5, rel=0.1)
+    assert size(head(100 * hidden)[:, 10:]) == pytest.approx(0.25, rel=0.1)
 
 
 def test_a_scaled_head_is_not_scaled_where_that_would_be_lost() -> None:
