@@ -24,7 +24,8 @@ from engram.runs.result import Result
 from engram.runs.run import Run
 
 ENDINGS = ("", "+si", "+online-ewc", "+mas")  # of the four methods that a head has
-PUBLISHED = {"head_init": "published"}
+PUBLISHED: dict[str, Any] = {"head_init": "published"}
+LINEAR: dict[str, Any] = {"head_init": "linear"}
 TRIALS_OF_A_SETTING = 3
 
 # How many settings a contestant tries, round by round.
@@ -81,8 +82,8 @@ class Contestant:
 
     @property
     def label(self) -> str:
-        """Its name: the method, and its initial weights unless they are those that the method has on rung 1."""
-        usual = "published" if self.config.head == "dhp" else "linear"
+        """Its name: the method, and its initial weights unless they are the preset's."""
+        usual = preset(self.config.benchmark, self.config.method).head_init
         return self.config.method + ("" if self.config.head_init == usual else f", {self.config.head_init}")
 
     def tried(self, point: Point) -> tuple[str, Config]:
@@ -103,7 +104,7 @@ class Contestant:
 
 def as_published(benchmark: str) -> list[Contestant]:
     """Rung 1: DHP as published, and plain and matched heads that start as nn.Linear does."""
-    return [*_contestants(benchmark, ("linear", "matched")), *_contestants(benchmark, ("dhp",), **PUBLISHED)]
+    return _contestants(benchmark, ("linear", "matched", "dhp"))
 
 
 def with_own_strength(benchmark: str) -> list[Contestant]:

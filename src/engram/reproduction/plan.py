@@ -11,7 +11,7 @@ from engram.common.errors import InputError, check_choice
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import CHOOSING, STEADY, preset
 from engram.config.settings import Config
-from engram.reproduction.ladder import GRID, SEARCH, STEPS, Step
+from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Step
 from engram.reproduction.study import divergence_configs, study_configs
 from engram.runs.run import Run
 
@@ -137,8 +137,8 @@ def _part(name: str, benchmark: str, changes: dict[str, Any], most_trials: int |
 
 
 def table_configs(benchmark: str) -> dict[str, Config]:
-    """Table I: eight methods, ten trials."""
-    return {method: preset(benchmark, method) for method in PAPER_METHODS}
+    """Table I: eight methods, ten trials. As in the next four parts, all heads start as nn.Linear does."""
+    return {method: preset(benchmark, method, **LINEAR) for method in PAPER_METHODS}
 
 
 def variant_configs(benchmark: str) -> dict[str, Config]:
@@ -148,13 +148,13 @@ def variant_configs(benchmark: str) -> dict[str, Config]:
 
 def sensitivity_configs(benchmark: str) -> dict[str, Config]:
     """Figure 4: the initial value of η."""
-    return {f"η {eta:g}": preset(benchmark, "dhp", eta=eta, trials=ETA_TRIALS) for eta in ETAS}
+    return {f"η {eta:g}": preset(benchmark, "dhp", eta=eta, trials=ETA_TRIALS, **LINEAR) for eta in ETAS}
 
 
 def strength_configs(benchmark: str) -> dict[str, Config]:
     """The grid of each penalty, with DHP and without: a single seed, and the validation samples."""
     return {
-        f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING)
+        f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING, **LINEAR)
         for penalty in ("si", "online-ewc", "mas")
         for method in (penalty, f"dhp+{penalty}")
         for strength in GRIDS[benchmark][penalty]
