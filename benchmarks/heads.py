@@ -78,14 +78,18 @@ def learned(options: argparse.Namespace) -> Rows:
 
 
 def relatives(options: argparse.Namespace) -> Rows:
-    """Each head alone and, unless told otherwise, with Online EWC, at the paper's settings for DHP."""
+    """Each head alone and, unless told otherwise, with Online EWC, at the paper's settings for DHP.
+
+    All of them start as nn.Linear does.
+    """
     rows: Rows = {}
     partners = ("",) if options.alone else ("", "+online-ewc")
     for benchmark in options.only.split(",") if options.only else BENCHMARKS:
         small = {} if options.dataset == "mnist" or benchmark == "vision-mixture" else {"dataset": options.dataset}
         methods = [method for head in RELATIVES for method in (head + partner for partner in partners)]
         fewer = {} if options.epochs is None else {"epochs": options.epochs}
-        configs = [engram.preset(benchmark, method, trials=options.trials, **small, **fewer) for method in methods]
+        settings = {"trials": options.trials, "head_init": "linear", **small, **fewer}
+        configs = [engram.preset(benchmark, method, **settings) for method in methods]
         for method, accuracies in zip(methods, accuracy(configs, benchmark, options), strict=True):
             rows.setdefault(method, {})[title_of(benchmark)] = accuracies
     return rows

@@ -134,7 +134,7 @@ def compare(
     def config(method: str, trial: int, strength: float | None = None, **changes: Any) -> engram.Config:
         settings = {"num_tasks": tasks, "hidden": [hidden, hidden], "epochs": 1, "batch_size": batch_size}
         settings |= {"baseline_head": "linear", "dataset": "mnist-small", "trials": 1, "first_trial": trial}
-        settings |= {"max_samples": max_samples, "learning_rate": learning_rate}
+        settings |= {"max_samples": max_samples, "learning_rate": learning_rate, "head_init": "linear"}
         if strength is not None:
             settings["strength"] = strength
         return engram.preset("permuted-mnist", method).replace(**settings, **changes)

@@ -18,9 +18,9 @@ from engram.config.presets import STEADY, title_of
 from engram.report.figures import draw_one
 from engram.report.layout import Table
 from engram.report.tables import final, so_far
-from engram.reproduction.folder import Reproduction, Runs, read_reproduction
+from engram.reproduction.folder import Reproduction, read_reproduction
 from engram.reproduction.form import best_settings, counts_table, heads_table
-from engram.reproduction.ladder import CANDIDATES, KNOBS
+from engram.reproduction.ladder import CANDIDATES, KNOBS, Runs
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
     OPPONENTS,
@@ -33,6 +33,7 @@ from engram.reproduction.rungs import (
     settings_table,
     verdicts_table,
 )
+from engram.reproduction.stress import BENCHMARK, rates_table, stress_table
 from engram.reproduction.tables import (
     accuracy_table,
     baseline_table,
@@ -154,6 +155,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "tables: heads": _joined(
             heads_table(runs, heads, title) for title, heads in (("Candidates", CANDIDATES), ("DHP and others", OTHERS))
         ),
+        "tables: stress": _joined(table for table in [stress_table(runs)] if table.rows),
         "tables: settings": "\n".join(_settings(runs, benchmark) for benchmark in PAPER_BENCHMARKS),
         "tables: so far": _joined(table for table in unfinished if table is not None),
         "table: diverged": _joined(table for table in [diverged_table(runs)] if table.rows),
@@ -178,7 +180,9 @@ def _joined(tables: Iterable[Table]) -> str:
 
 def _settings(runs: Runs, benchmark: str) -> str:
     """What was tried on a benchmark, under a heading; nothing if nothing was."""
-    tables = [made for made in (settings_table(runs, benchmark, rung) for rung in SEARCHED) if made.rows]
+    tables = [settings_table(runs, benchmark, rung) for rung in SEARCHED]
+    tables += [rates_table(runs)] if benchmark == BENCHMARK else []
+    tables = [made for made in tables if made.rows]
     return "\n".join([f"## {title_of(benchmark)}\n", *map(_to_the_left, tables)]) if tables else ""
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from builders import refusal
 from engram.common.errors import InputError
-from engram.common.registry import PENALTIES
+from engram.common.registry import HEADS, PENALTIES
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_RESULTS
-from engram.config.presets import best_settings, changes_from_preset, preset
+from engram.config.presets import STEADY, best_settings, changes_from_preset, form_of_head, preset
 from engram.config.settings import Config
 from engram.data.benchmarks import MIXTURE
 from engram.engine.build import build_model, build_penalty
@@ -67,6 +69,24 @@ def test_training_is_the_papers(benchmark: str, method: str) -> None:
     assert config.alpha == "synapse"
     assert config.baseline_head == "matched"  # "we add an extra set of slow weights ... to match the capacity"
     assert config.regularize_alpha is False  # "the plastic components are not regularized"
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_the_paper_s_layer_starts_as_published_and_every_other_head_as_nn_linear(benchmark: str) -> None:
+    for head in HEADS.names():
+        for method in (head, f"{head}+si"):
+            assert preset(benchmark, method).head_init == ("published" if head == "dhp" else "linear"), method
+    for method in ("finetune", "si", "joint"):
+        assert preset(benchmark, method).head_init == "linear"
+    assert preset(benchmark, "dhp+si", head_init="linear").head_init == "linear", "a change wins"
+    assert form_of_head(preset(benchmark, "dhp+si")) == ""
+    assert form_of_head(preset(benchmark, "dhp+si", head_init="linear")) == "head_init=linear"
+    assert form_of_head(preset(benchmark, "dhp+si", **STEADY)) == "steady"
+    assert preset(benchmark, "dhp+si", **STEADY).head_init == preset(benchmark, "steady+si").head_init
+
+
+def test_on_a_stream_of_one_s_own_the_paper_s_layer_starts_as_nn_linear_as_its_class_does() -> None:
+    assert preset("custom", "dhp").head_init == DHPSoftmax(4, 3).head_init == "linear"
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
@@ -143,13 +163,17 @@ def test_penalty_gets_its_settings(method: str, name: str, value: float) -> None
     assert getattr(build_penalty(other, 0, build_model(other, 0, (784,), 10)), name) == 0.5
 
 
-def test_all_methods_of_a_trial_start_with_the_same_slow_weights() -> None:
-    models = {method: build_model(preset("split-mnist", method), 3, (784,), 10) for method in all_methods()}
+def test_all_methods_of_a_trial_start_with_the_same_slow_weights_and_those_of_dhp_as_wide_as_published() -> None:
+    configs = {method: preset("split-mnist", method) for method in all_methods()}
+    models = {method: build_model(config, 3, (784,), 10) for method, config in configs.items()}
     start = models["finetune"].state_dict()
-    for model in models.values():
+    for method, model in models.items():
         for name, weights in model.state_dict().items():
-            if name.startswith("features.") or name == "head.weight":
+            if name.startswith("features."):
                 assert torch.equal(weights, start[name])
+            if name == "head.weight":
+                wider = math.sqrt(256 / 10) if configs[method].head == "dhp" else 1
+                assert torch.equal(weights, start[name] * wider)
     other_trial = build_model(preset("split-mnist", "finetune"), 4, (784,), 10).state_dict()
     assert not torch.equal(other_trial["head.weight"], start["head.weight"])
 
@@ -171,7 +195,15 @@ def test_the_best_settings_are_those_of_the_method_s_own_head() -> None:
 
 def test_changes_are_taken_and_checked() -> None:
     assert preset("split-mnist", "dhp+si", trials=3, hidden=[7]) == Config(
-        "split-mnist", "dhp+si", trials=3, num_tasks=5, hidden=(7,), strength=1.0, xi=0.001, epochs=10
+        "split-mnist",
+        "dhp+si",
+        trials=3,
+        num_tasks=5,
+        hidden=(7,),
+        head_init="published",
+        strength=1.0,
+        xi=0.001,
+        epochs=10,
     )
     with pytest.raises(InputError, match="no setting 'trial'"):
         preset("split-mnist", "dhp", trial=3)

@@ -89,7 +89,8 @@ def test_all_methods_of_a_trial_start_with_the_same_slow_weights(benchmark: str)
 
     baseline = initial("finetune")
     plain = initial("finetune", baseline_head="linear")
-    for other in (initial("dhp"), initial("dhp+si"), initial("mas"), plain):
+    alike = {"head_init": "linear"}
+    for other in (initial("dhp", **alike), initial("dhp+si", **alike), initial("mas"), plain):
         shared = baseline.keys() & other.keys()
         assert {"head.weight", "features.1.weight"} <= shared or "features.0.weight" in shared
         slow = [name for name in shared if name not in ("head.alpha", "head.extra", "head.eta", "head.hebb")]
@@ -148,7 +149,7 @@ def test_he_s_initialisation_is_of_the_features_alone_and_of_each_trial() -> Non
         assert torch.equal(value, again[name]), name
     assert not torch.equal(one["features.0.weight"], other["features.0.weight"])
     assert torch.equal(one["features.0.bias"], torch.zeros(20))
-    bound = 20**-0.5  # of PyTorch's own Linear
+    bound = 50**-0.5  # of the published layer, for fifty classes
     assert 0.95 * bound < one["head.weight"].abs().max() <= bound
 
 

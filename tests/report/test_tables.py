@@ -68,7 +68,25 @@ def test_a_summary_is_worked_out_by_hand() -> None:
     assert table.notes == (
         ABOUT,
         "Changed from the preset (in parentheses): dataset mnist-small (mnist); num_tasks 2 (5).",
+        "The heads' weights start differently: as nn.Linear's (linear) in finetune; "
+        "as the paper's author published them (published) in dhp.",
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "differently"),
+    [
+        ("dhp", {}, True),
+        ("dhp", {"head_init": "linear"}, False),
+        ("steady", {}, False),
+        ("slda", {"head_init": "published"}, False),  # it has no weights
+        ("slda+si", {"head_init": "published"}, True),
+        ("linear", {"head_init": "published"}, True),
+    ],
+)
+def test_a_summary_says_where_heads_start_differently(method: str, changes: dict[str, Any], differently: bool) -> None:
+    notes = summary(labelled([FINETUNE, make_result(method, (0.75, 0.95), **changes)])).notes
+    assert any(note.startswith("The heads' weights start differently") for note in notes) == differently
 
 
 def test_markdown_is_exact() -> None:
@@ -338,14 +356,16 @@ def test_order_of_rows_does_not_matter() -> None:
     assert gains({"si": si, "dhp+si": swapped}) == gains({"si": si, "dhp+si": dhp})
 
 
-START = "Trials are paired by number: the same initial weights, tasks and order of samples."
+FEATURES = "Trials are paired by number: the same initial features, tasks and order of samples."
+START = FEATURES.replace("features", "weights")
 
 
 @pytest.mark.parametrize(
     ("changes", "note"),
     [
-        ({}, START),
-        ({"strength": 3.0}, START),
+        ({}, FEATURES),
+        ({"strength": 3.0}, FEATURES),
+        ({"head_init": "linear"}, START),
         ({"hidden": [8]}, "Trials are paired by number: the same tasks and order of samples."),
         ({"initialisation": "he"}, "Trials are paired by number: the same tasks and order of samples."),
     ],
@@ -363,7 +383,7 @@ def test_results_of_other_seeds_are_no_pair() -> None:
     results |= {"finetune": make_result("finetune", (0.5, 0.9)), "dhp": make_result("dhp", (0.5, 0.9))}
     table = gains(results)
     assert table is not None
-    assert table.notes == (START, "dhp+si is not paired with si: their seed differs (7 and 0).")
+    assert table.notes == (FEATURES, "dhp+si is not paired with si: their seed differs (7 and 0).")
 
 
 # --- labels that are not methods

@@ -21,6 +21,7 @@ from engram.reproduction import claims as claims_module
 from engram.reproduction import verdicts
 from engram.reproduction.claims import claims
 from engram.reproduction.folder import read_reproduction
+from engram.reproduction.plan import plan
 from engram.reproduction.tables import study_table
 from engram.runs import metrics
 from engram.runs.format import write_results
@@ -99,9 +100,11 @@ def test_published_results_are_of_the_settings_that_would_be_run_today() -> None
     for (benchmark, part), run in read_reproduction(RESULTS).runs.items():
         for method, result in run.results.items():
             if part == "table":
-                assert result.config == preset(benchmark, method, trials=result.config.trials)
+                assert result.config == preset(benchmark, method, trials=result.config.trials, head_init="linear")
             if part == "variant":
                 assert result.config == preset(benchmark, method).replace(**STEADY)
+            if part in ("sensitivity", "strengths", "study"):
+                assert result.config == plan([benchmark], [part])[0].configs[method]
 
 
 PAGES = [name for name in writer().DOCUMENTS if name not in ("README.md", "docs/form.md")]  # which has a registration

@@ -41,7 +41,7 @@ TINY: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "
 
 @pytest.mark.parametrize("benchmark", PAPER_BENCHMARKS)
 def test_rung_1_is_the_published_layer_against_heads_of_nn_linear_at_the_paper_s_strengths(benchmark: str) -> None:
-    configs = ladder.STEPS["rung-1"].configs(benchmark, ())
+    configs = ladder.STEPS["rung-1"].configs(benchmark, {})
     assert len(configs) == 12
     for label, config in configs.items():
         head, _, penalty = label.partition("+")
@@ -54,7 +54,7 @@ def test_rung_1_is_the_published_layer_against_heads_of_nn_linear_at_the_paper_s
 @pytest.mark.parametrize("benchmark", PAPER_BENCHMARKS)
 @pytest.mark.parametrize("part", ["grid-1", "search-1"])
 def test_settings_are_chosen_on_validation_samples_and_another_seed_in_three_trials(benchmark: str, part: str) -> None:
-    configs = ladder.STEPS[part].configs(benchmark, ())
+    configs = ladder.STEPS[part].configs(benchmark, {})
     for config in configs.values():
         assert {name: getattr(config, name) for name in CHOOSING} == CHOOSING
         assert config.trials == 3
@@ -63,7 +63,7 @@ def test_settings_are_chosen_on_validation_samples_and_another_seed_in_three_tri
 
 def test_every_contestant_tries_as_many_settings() -> None:
     for part, number in (("grid-1", 5), ("search-1", 7)):
-        configs = ladder.STEPS[part].configs("split-mnist", ())
+        configs = ladder.STEPS[part].configs("split-mnist", {})
         tried = [label.partition(":")[0] for label in configs]
         assert {tried.count(name) for name in tried} == {number}
 
@@ -74,8 +74,8 @@ def test_networks_have_fewer_epochs_where_many_are_trained_to_choose_settings() 
         ("split-mnist", 10, 10),
         ("vision-mixture", 10, 10),
     ):
-        assert {config.epochs for config in ladder.STEPS["grid-1"].configs(benchmark, ()).values()} == {of_grids}
-        assert {config.epochs for config in ladder.STEPS["search-1"].configs(benchmark, ()).values()} == {of_searches}
+        assert {config.epochs for config in ladder.STEPS["grid-1"].configs(benchmark, {}).values()} == {of_grids}
+        assert {config.epochs for config in ladder.STEPS["search-1"].configs(benchmark, {}).values()} == {of_searches}
     assert {each.config.epochs for each in ladder.with_one_budget("permuted-mnist")} == {20}
 
 

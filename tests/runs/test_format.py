@@ -115,7 +115,10 @@ def test_results_are_json_with_one_line_for_each_label(tmp_path: Path) -> None:
 def test_settings_that_all_labels_share_are_written_once(tmp_path: Path) -> None:
     write_run(tmp_path, {"one": make_result(), "two": make_result("si")})
     content = json.loads((tmp_path / "run.json").read_text())
-    assert content["configs"] == {"one": {"method": "dhp+si"}, "two": {"method": "si"}}
+    assert content["configs"] == {
+        "one": {"method": "dhp+si", "head_init": "published"},
+        "two": {"method": "si", "head_init": "linear"},
+    }
     assert content["common"]["num_tasks"] == 2
     assert "method" not in content["common"]
 

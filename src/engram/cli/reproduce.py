@@ -64,7 +64,7 @@ def reproduce(
 
     console = Console()
     folder = out or Path("reproduction-quick" if quick else "reproduction")
-    parts = plan(tuple(benchmark or PAPER_BENCHMARKS), tuple(part or PARTS), quick, trials)
+    parts = plan(tuple(benchmark or PAPER_BENCHMARKS), part, quick, trials)
     if not parts:
         asked = " or ".join(part or ())
         raise InputError(f"nothing to run: {' and '.join(benchmark or ())} has no part {asked}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ STEADY: dict[str, Any] = {
     "learn_eta": False,
     "eta": 1e-4,
     "protect": "in-force",
+    "head_init": "linear",
 }
 
 # A head that remembers sums, alone: there are no features to learn, and a second pass would count every sample twice.
@@ -51,6 +52,7 @@ MAX_BYTES = 2**14  # the largest file of settings; usual ones have one or two th
 def preset(benchmark: str, method: str, *, best: bool = False, **changes: Any) -> Config:
     """The paper's settings of a method on a benchmark, or the best that are known, with changes.
 
+    DHP starts as its author published it, on the paper's benchmarks; other heads start as nn.Linear does (`head_init`).
     A head that remembers sums ("slda") has settings of its own: alone, random features of the inputs and one pass;
     with a penalty or a rehearsal, the benchmark's network.
 
@@ -68,11 +70,11 @@ def preset(benchmark: str, method: str, *, best: bool = False, **changes: Any) -
     """
     check_choice("benchmark", benchmark, (*BENCHMARKS.names(), CUSTOM))
     check_method(method)
-    facts = {"preset": {"dataset": CUSTOM}} if benchmark == CUSTOM else BENCHMARKS.facts(benchmark)
+    facts: Mapping[str, Any] = {"preset": {"dataset": CUSTOM}} if benchmark == CUSTOM else BENCHMARKS.facts(benchmark)
     settings: dict[str, Any] = {"benchmark": benchmark, "method": method, **facts.get("preset", {})}
     head, penalty, rehearsal = parts_of(method)
     if head is not None:
-        settings |= HEADS.facts(head).get("preset", {})
+        settings |= {**HEADS.facts(head).get("preset", {}), **facts.get("heads", {}).get(head, {})}
         if HEADS.facts(head).get("memory"):
             settings |= MEMORY_ALONE if penalty is None and rehearsal is None else MEMORY_ON_FEATURES
     if penalty is not None:

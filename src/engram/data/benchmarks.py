@@ -7,6 +7,7 @@ A registration's facts are
     settings   arguments of the function and the settings of `Config` that they take,
     preset     what differs from the defaults of `Config` (Appendix A, with the choices of docs/departures.md),
     strengths  λ of each penalty. The paper has none for EWC with a term per task, which takes Online EWC's.
+    heads      what differs for a head: the paper's layer starts as its author published it.
 
 The function takes the loaded datasets and the numbers of the trials, and makes a stream for each trial.
 """
@@ -34,6 +35,7 @@ MIXTURE = ("mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10")  # the five
     settings="num_tasks seed",
     preset={"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},
     strengths={"online-ewc": 100, "ewc": 100, "si": 0.1, "mas": 0.1},
+    heads={"dhp": {"head_init": "published"}},
 )
 def permuted_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int, seed: int) -> list[Stream]:
     """Each task reads the pixels in another random order."""
@@ -49,6 +51,7 @@ def permuted_mnist(datasets: Sequence[Dataset], trials: Sequence[int], *, num_ta
     settings="num_tasks seed imbalance_seed",
     preset={"num_tasks": 10, "hidden": [400, 400], "epochs": 20, "xi": 0.1},
     strengths={"online-ewc": 400, "ewc": 400, "si": 1.0, "mas": 0.1},
+    heads={"dhp": {"head_init": "published"}},
 )
 def imbalanced_permuted_mnist(
     datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int, seed: int, imbalance_seed: int
@@ -69,6 +72,7 @@ def imbalanced_permuted_mnist(
     settings={"num_tasks": "num_tasks", "order": "class_order", "seed": "seed"},
     preset={"num_tasks": 5, "hidden": [256, 256], "epochs": 10, "xi": 0.001},
     strengths={"online-ewc": 400, "ewc": 400, "si": 1.0, "mas": 1.5},
+    heads={"dhp": {"head_init": "published"}},
 )
 def split_mnist(
     datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int, order: str, seed: int
@@ -99,6 +103,7 @@ def split_mnist(
         "xi": 0.1,
     },
     strengths={"online-ewc": 100, "ewc": 100, "si": 0.1, "mas": 1.0},
+    heads={"dhp": {"head_init": "published"}},
 )
 def vision_mixture(datasets: Sequence[Dataset], trials: Sequence[int], *, num_tasks: int) -> list[Stream]:
     """One dataset per task. The tasks are the same in all trials."""

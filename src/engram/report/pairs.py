@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from engram.config.effect import has_effect
+from engram.config.effect import has_effect, learns
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import changes_from_preset, scenario_of
 from engram.config.settings import names_of
-from engram.report.layout import shown
+from engram.report.layout import in_short, shown
 from engram.runs import metrics
 from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
 
 # Everything that the samples of a task and their order are drawn from, apart from the trial's number.
 TASKS = (*names_of(stage="stream"), "seed")
+# The initial weights of a head, by `head_init`.
+START_OF = {"linear": "as nn.Linear's (linear)", "published": "as the paper's author published them (published)"}
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,17 @@ class Pair:
         return None if ours is None or theirs is None else ours[0] - theirs[0]
 
     @property
+    def same_features(self) -> bool:
+        """Whether the features of both began each trial with the same weights."""
+        return self._agree(names_of(stage="features"))
+
+    @property
     def same_start(self) -> bool:
-        """Whether both began each trial with the same weights, and saw the same samples in the same order."""
-        here, there = self.result.config, self.baseline.config
-        return all(getattr(here, name) == getattr(there, name) for name in names_of(stage="features"))
+        """Whether their heads did so too."""
+        return self.same_features and self._agree(("head_init", "head_gain"))
+
+    def _agree(self, names: Sequence[str]) -> bool:
+        return all(getattr(self.result.config, name) == getattr(self.baseline.config, name) for name in names)
 
     def difference(self, measure: Callable[[Result], Array]) -> Estimate:
         """The result minus the baseline, in a measure with one value per trial; trials without a value are left out.
@@ -159,6 +168,20 @@ def _candidates(results: Mapping[str, Result]) -> Iterator[tuple[Pair, str | Non
         if other is not None and other in results:
             reason = why_not_paired(result, results[other], same_data=True)
             yield Pair(label, other, result, results[other]), reason
+
+
+def different_starts(results: Mapping[str, Result]) -> list[str]:
+    """A sentence that says how the heads of each label start; none where all of them start alike.
+
+    Example:
+        print(*different_starts(read_run("runs/demo").results))
+    """
+    starts: dict[str, list[str]] = {}
+    for label, result in results.items():
+        if has_effect("head_init", result.config) and learns(result.config):
+            starts.setdefault(result.config.head_init, []).append(label)
+    words = "; ".join(f"{START_OF[name]} in {in_short(labels)}" for name, labels in starts.items())
+    return [f"The heads' weights start differently: {words}."] if len(starts) > 1 else []
 
 
 def has_paper_data(result: Result) -> bool:

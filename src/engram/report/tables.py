@@ -11,6 +11,7 @@ from engram.report.layout import Table, count, in_short, interval_of_accuracy, n
 from engram.report.pairs import (
     Pair,
     accuracy_difference,
+    different_starts,
     has_paper_data,
     pairs,
     paper_value,
@@ -53,14 +54,8 @@ def summary(results: Results) -> Table:
     """
     made = (*COLUMNS, *(PAPER_COLUMNS if any(map(has_paper_data, results.values())) else ()))
     rows = [(label, *(cell(result) for _, cell in made)) for label, result in results.items()]
-    notes = (
-        ABOUT,
-        *_changes(results),
-        *_other_files(results),
-        *_kept(results),
-        *unfinished(results),
-        *diverged(results),
-    )
+    about = (_changes, different_starts, _other_files, _kept, unfinished, diverged)
+    notes = (ABOUT, *(note for found in about for note in found(results)))
     return Table(summary_title(results), (label_heading(results), *(heading for heading, _ in made)), rows, notes)
 
 
@@ -254,10 +249,10 @@ def head_of(found: Sequence[Pair]) -> str:
 
 
 def how_paired(found: Sequence[Pair]) -> str:
-    """The note below differences; it mentions the initial weights only if they are the same in all pairs."""
-    if all(pair.same_start for pair in found):
-        return "Trials are paired by number: the same initial weights, tasks and order of samples."
-    return "Trials are paired by number: the same tasks and order of samples."
+    """The note below differences; it mentions initial weights only as far as they are the same in all pairs."""
+    features = "initial features, " if all(pair.same_features for pair in found) else ""
+    start = "initial weights, " if all(pair.same_start for pair in found) else features
+    return f"Trials are paired by number: the same {start}tasks and order of samples."
 
 
 def _first(results: Results) -> Result:

@@ -9,7 +9,7 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import preset
 from engram.report.layout import number
 from engram.report.pairs import accuracy_difference, baseline_of, pairs
-from engram.reproduction.folder import Runs
+from engram.reproduction.ladder import Runs
 from engram.reproduction.verdicts import (
     FEWEST_PAIRS,
     Verdict,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
+from engram.reproduction import stress
 from engram.reproduction.ladder import STEPS
 from engram.reproduction.plan import NOT_RUN
 from engram.runs.run import REPRODUCTION, Run, has_started, read_run
 
-Runs = Mapping[tuple[str, str], Run]  # by benchmark and part
 IN_THE_TABLES = ("table", "variant")  # parts that have as many trials as the paper
 PAPER_TRIALS = 10
 
@@ -64,11 +63,12 @@ def read_reproduction(folder: str | Path, unreadable: dict[str, str] | None = No
     unreadable = {} if unreadable is None else unreadable
     # A folder without any of it was made before there was a ladder, and lacks nothing.
     ladder = any(has_started(part_folder(folder, benchmark, step)) for benchmark in PAPER_BENCHMARKS for step in STEPS)
+    later = (*STEPS, *stress.STEPS, "divergence")
     for benchmark in PAPER_BENCHMARKS:
         for part, title in PARTS.items():
             path = part_folder(folder, benchmark, part)
             if not has_started(path):
-                expected = (benchmark, part) not in NOT_RUN and (part not in (*STEPS, "divergence") or ladder)
+                expected = (benchmark, part) not in NOT_RUN and (part not in later or ladder)
                 missing += [f"{benchmark}: {title} was not run"] if expected else []
                 continue
             try:

@@ -10,13 +10,14 @@ from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
 from engram.report.layout import Table
 from engram.reproduction import ladder
-from engram.reproduction.folder import Runs
 from engram.reproduction.ladder import (
     ENDINGS,
     GRID,
     GRID_ROUNDS,
     SEARCH,
+    Runs,
     of_one_initialisation,
+    rounds_of,
     scores_of,
     search_rounds,
     with_one_budget,
@@ -54,13 +55,25 @@ def candidates_table(runs: Runs) -> Table:
     )
 
 
+def chosen_head(runs: Runs) -> str:
+    """The candidate that is chosen, by the searches that are finished.
+
+    Args:
+        runs: those of a reproduction; at least one search is finished.
+
+    Example:
+        >>> chosen_head(read_reproduction("results").runs)
+    """
+    return candidates_table(runs).rows[0][0]
+
+
 def _gains(runs: Runs, head: str) -> list[float]:
     """The best score of a head minus that of the plain one, alone and with each penalty, where the search is over."""
     gains = []
     for benchmark in PAPER_BENCHMARKS:
         sizes = search_rounds(benchmark)
-        rounds = [runs[benchmark, part] for part in SEARCH[: len(sizes)] if (benchmark, part) in runs]
-        if len(rounds) == len(sizes) and all(run.finished for run in rounds):
+        rounds = rounds_of(runs, benchmark, SEARCH)
+        if len(rounds) == len(sizes):
             scores = {
                 each.config.method: max(scores_of(each, rounds, sizes).values())
                 for each in with_one_budget(benchmark)
@@ -129,7 +142,7 @@ def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
     best: dict[str, dict[str, dict[str, Any]]] = {}
     for benchmark in PAPER_BENCHMARKS:
         final = runs.get((benchmark, "rung-4"))
-        grid = [runs[benchmark, part] for part in GRID if (benchmark, part) in runs]
+        grid = rounds_of(runs, benchmark, GRID)
         if final is not None and final.finished:
             best[benchmark] = {
                 each.config.method: {
@@ -139,7 +152,7 @@ def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
                 for each in with_one_budget(benchmark)
                 if each.label in final.configs
             }
-        elif len(grid) == len(GRID) and all(run.finished for run in grid):
+        elif len(grid) == len(GRID):
             found: dict[str, tuple[float, dict[str, Any]]] = {}
             for each in (*with_own_strength(benchmark), *of_one_initialisation(benchmark)):
                 scores = scores_of(each, grid, GRID_ROUNDS)

@@ -23,8 +23,11 @@ from engram.reproduction.search import DIVERGED, Axis, Point, best_point, propos
 from engram.runs.result import Result
 from engram.runs.run import Run
 
+Runs = Mapping[tuple[str, str], Run]  # by benchmark and part
+Configs = Callable[[str, Runs], dict[str, Config]]
 ENDINGS = ("", "+si", "+online-ewc", "+mas")  # of the four methods that a head has
-PUBLISHED = {"head_init": "published"}
+PUBLISHED: dict[str, Any] = {"head_init": "published"}
+LINEAR: dict[str, Any] = {"head_init": "linear"}
 TRIALS_OF_A_SETTING = 3
 
 # How many settings a contestant tries, round by round.
@@ -69,6 +72,7 @@ class Contestant:
         config: its settings in the final run, but for those that are searched.
         axes: what is searched.
         trying: how the settings differ where points are tried.
+        change: what else is changed, in words, where that is the question.
 
     Example:
         >>> Contestant(preset("split-mnist", "linear+si", head_init="published")).label
@@ -78,12 +82,14 @@ class Contestant:
     config: Config
     axes: tuple[Axis, ...] = ()
     trying: Mapping[str, Any] = field(default_factory=dict)
+    change: str = ""
 
     @property
     def label(self) -> str:
-        """Its name: the method, and its initial weights unless they are those that the method has on rung 1."""
-        usual = "published" if self.config.head == "dhp" else "linear"
-        return self.config.method + ("" if self.config.head_init == usual else f", {self.config.head_init}")
+        """Its name: the change, the method, and its initial weights unless they are the preset's."""
+        usual = preset(self.config.benchmark, self.config.method).head_init
+        name = self.config.method + ("" if self.config.head_init == usual else f", {self.config.head_init}")
+        return f"{self.change}: {name}" if self.change else name
 
     def tried(self, point: Point) -> tuple[str, Config]:
         """The label and the config of one point of the search."""
@@ -103,7 +109,7 @@ class Contestant:
 
 def as_published(benchmark: str) -> list[Contestant]:
     """Rung 1: DHP as published, and plain and matched heads that start as nn.Linear does."""
-    return [*_contestants(benchmark, ("linear", "matched")), *_contestants(benchmark, ("dhp",), **PUBLISHED)]
+    return _contestants(benchmark, ("linear", "matched", "dhp"))
 
 
 def with_own_strength(benchmark: str) -> list[Contestant]:
@@ -207,12 +213,38 @@ def score(result: Result) -> float:
 # --- the parts of a reproduction
 
 
-def _grid(benchmark: str, rounds: Sequence[Run]) -> dict[str, Config]:
-    return round_configs([*with_own_strength(benchmark), *of_one_initialisation(benchmark)], rounds, GRID_ROUNDS)
+def rounds_of(runs: Runs, benchmark: str, parts: Sequence[str]) -> list[Run]:
+    """The finished rounds of a search.
+
+    Args:
+        runs: those of a reproduction.
+        benchmark: on which benchmark.
+        parts: the names of the rounds.
+
+    Example:
+        >>> rounds = rounds_of(read_reproduction("results").runs, "split-mnist", GRID)
+    """
+    found = [runs[benchmark, part] for part in parts if (benchmark, part) in runs]
+    return [run for run in found if run.finished]
 
 
-def _search(benchmark: str, rounds: Sequence[Run]) -> dict[str, Config]:
+def _grid(benchmark: str, runs: Runs) -> dict[str, Config]:
+    contestants = [*with_own_strength(benchmark), *of_one_initialisation(benchmark)]
+    return round_configs(contestants, rounds_of(runs, benchmark, GRID), GRID_ROUNDS)
+
+
+def _search(benchmark: str, runs: Runs) -> dict[str, Config]:
+    rounds = rounds_of(runs, benchmark, SEARCH)
     return round_configs(with_one_budget(benchmark), rounds, search_rounds(benchmark))
+
+
+def _after_grid(contestants: Callable[[str], list[Contestant]]) -> Configs:
+    return lambda benchmark, runs: final_configs(contestants(benchmark), rounds_of(runs, benchmark, GRID), GRID_ROUNDS)
+
+
+def _rung_4(benchmark: str, runs: Runs) -> dict[str, Config]:
+    rounds = rounds_of(runs, benchmark, SEARCH)
+    return final_configs(with_one_budget(benchmark), rounds, search_rounds(benchmark))
 
 
 def search_rounds(benchmark: str) -> tuple[int, ...]:
@@ -222,10 +254,17 @@ def search_rounds(benchmark: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """A part of the ladder: what it runs on a benchmark, given the finished runs of the parts that it needs."""
+    """A part that may follow from others.
 
-    configs: Callable[[str, Sequence[Run]], dict[str, Config]]
+    Args:
+        configs: what it runs on a benchmark, given the finished runs of the parts that it needs.
+        needs: those parts, on the same benchmark.
+        of_all: parts that it needs on all benchmarks.
+    """
+
+    configs: Configs
     needs: tuple[str, ...] = ()
+    of_all: tuple[str, ...] = ()
 
 
 GRID, SEARCH = ("grid-1", "grid-2"), ("search-1", "search-2", "search-3", "search-4")
@@ -233,13 +272,11 @@ STEPS = {
     "rung-1": Step(lambda benchmark, _: final_configs(as_published(benchmark), (), ())),
     "grid-1": Step(_grid),
     "grid-2": Step(_grid, GRID[:1]),
-    "rung-2": Step(lambda benchmark, runs: final_configs(with_own_strength(benchmark), runs, GRID_ROUNDS), GRID),
-    "rung-3": Step(lambda benchmark, runs: final_configs(of_one_initialisation(benchmark), runs, GRID_ROUNDS), GRID),
+    "rung-2": Step(_after_grid(with_own_strength), GRID),
+    "rung-3": Step(_after_grid(of_one_initialisation), GRID),
     "search-1": Step(_search),
     "search-2": Step(_search, SEARCH[:1]),
     "search-3": Step(_search, SEARCH[:2]),
     "search-4": Step(_search, SEARCH[:3]),
-    "rung-4": Step(
-        lambda benchmark, runs: final_configs(with_one_budget(benchmark), runs, search_rounds(benchmark)), SEARCH
-    ),
+    "rung-4": Step(_rung_4, SEARCH),
 }

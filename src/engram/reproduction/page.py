@@ -38,9 +38,10 @@ from engram.report.html.run_page import (
 from engram.report.layout import Table, count, data_table, device_of, in_words, versions_table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
-from engram.reproduction import form, rungs
+from engram.reproduction import form, rungs, stress
 from engram.reproduction.claims import claims_verdict
-from engram.reproduction.folder import Reproduction, Runs, holds_reproduction, read_reproduction
+from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
+from engram.reproduction.ladder import Runs
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results, where
 from engram.runs.metrics import Estimate
@@ -107,6 +108,7 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
     runs = reproduction.runs
     ladder = [rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS]
     ladder += [rungs.verdicts_table(runs), form.counts_table(runs), form.candidates_table(runs)]
+    ladder.append(stress.stress_table(runs))
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder
@@ -240,6 +242,7 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     if (benchmark, "study") in runs:
         blocks.append(table(study_table(runs[benchmark, "study"].results)))
     tried = [made for made in (rungs.settings_table(runs, benchmark, rung) for rung in rungs.SEARCHED) if made.rows]
+    tried += [made for made in [stress.rates_table(runs)] if made.rows and benchmark == stress.BENCHMARK]
     blocks += [folded(made.title, [table(made, "words")]) for made in tried]
     return [*blocks, notice(MISSING, missing)]
 

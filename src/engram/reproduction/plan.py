@@ -11,9 +11,9 @@ from engram.common.errors import InputError, check_choice
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import CHOOSING, STEADY, preset
 from engram.config.settings import Config
-from engram.reproduction.ladder import GRID, SEARCH, STEPS, Step
+from engram.reproduction import stress
+from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Runs, Step
 from engram.reproduction.study import divergence_configs, study_configs
-from engram.runs.run import Run
 
 # The paper varies η on three benchmarks and describes two grids of strengths; our study is of two benchmarks.
 NOT_RUN = {
@@ -25,6 +25,7 @@ NOT_RUN = {
     ("vision-mixture", "search-3"),  # see `ladder.FEWER_ROUNDS`
     ("vision-mixture", "search-4"),
     *((benchmark, "divergence") for benchmark in PAPER_BENCHMARKS if benchmark != "vision-mixture"),
+    *((benchmark, part) for benchmark in PAPER_BENCHMARKS if benchmark != stress.BENCHMARK for part in stress.STEPS),
 }
 
 ETAS = (0.1, 0.01, 0.001, 0.0005, 0.0001)  # the paper's own, over which it drew its Figure 4
@@ -55,7 +56,8 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 QUICK_TRIALS = 2
 # Of parts with many settings.
-MANY = (*GRID, *SEARCH, "rung-4", "strengths", "study")
+MANY = (*GRID, *SEARCH, "rung-4", *stress.STEPS, "strengths", "study")
+WITH_INTERVALS = ("rung-4", *stress.FINAL)  # which need two trials
 QUICK_MANY: dict[str, Any] = {"hidden": [10], "max_samples": 30}
 
 
@@ -68,19 +70,19 @@ class Part:
         benchmark: which one.
         example: a config of the part, as far as it says what is trained on.
         make: returns the configs, given the finished runs of the parts that it needs.
-        needs: the names of the parts that it needs, of the same benchmark.
+        needs: the parts that it needs, by benchmark and name.
     """
 
     name: str
     benchmark: str
     example: Config
-    make: Callable[[Sequence[Run]], dict[str, Config]]
-    needs: tuple[str, ...] = ()
+    make: Callable[[Runs], dict[str, Config]]
+    needs: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def configs(self) -> dict[str, Config]:
         """Those of a part that needs no other."""
-        return self.make(())
+        return self.make({})
 
     @property
     def num_models(self) -> int:
@@ -89,7 +91,7 @@ class Part:
 
 def plan(
     benchmarks: Sequence[str] = PAPER_BENCHMARKS,
-    parts: Sequence[str] = tuple(PARTS),
+    parts: Sequence[str] | None = None,
     quick: bool = False,
     most_trials: int | None = None,
 ) -> list[Part]:
@@ -97,7 +99,8 @@ def plan(
 
     Args:
         benchmarks: the benchmarks to run.
-        parts: some of PARTS. A part that a benchmark does not have is left out.
+        parts: some of PARTS; None for all that these benchmarks suffice for. A part that a benchmark does not have is
+            left out.
         quick: whether to run so little that everything takes minutes; the numbers then mean nothing.
         most_trials: the most trials of any config; the first ones are run.
 
@@ -108,14 +111,16 @@ def plan(
         raise InputError(f"the number of trials must be at least 1, not {most_trials}")
     for benchmark in benchmarks:
         check_choice("benchmark", benchmark, PAPER_BENCHMARKS)
-    for part in parts:
+    for part in parts or ():
         check_choice("part", part, tuple(PARTS))
-    return [
-        _part(part, benchmark, *(_quick(part, benchmark, most_trials) if quick else ({}, most_trials)))
+    made = [
+        _part(part, benchmark, quick, most_trials)
         for part in PARTS
         for benchmark in PAPER_BENCHMARKS
-        if part in parts and benchmark in benchmarks and (benchmark, part) not in NOT_RUN
+        if part in (parts or PARTS) and benchmark in benchmarks and (benchmark, part) not in NOT_RUN
     ]
+    names = {(part.benchmark, part.name) for part in made}
+    return made if parts else [part for part in made if names.issuperset(part.needs)]
 
 
 def _quick(part: str, benchmark: str, most_trials: int | None) -> tuple[dict[str, Any], int]:
@@ -123,22 +128,26 @@ def _quick(part: str, benchmark: str, most_trials: int | None) -> tuple[dict[str
     most = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
     if part not in MANY:
         return QUICK[benchmark], most
-    return QUICK[benchmark] | QUICK_MANY, most if part == "rung-4" else 1  # whose intervals need two
+    return QUICK[benchmark] | QUICK_MANY, most if part in WITH_INTERVALS else 1
 
 
-def _part(name: str, benchmark: str, changes: dict[str, Any], most_trials: int | None) -> Part:
-    step = STEPS.get(name) or Step(lambda benchmark, _: CONFIGS[name](benchmark))
+def _part(name: str, benchmark: str, quick: bool, most_trials: int | None) -> Part:
+    step = {**STEPS, **stress.STEPS}.get(name) or Step(lambda benchmark, _: CONFIGS[name](benchmark))
+    changes, most = _quick(name, benchmark, most_trials) if quick else ({}, most_trials)
 
-    def make(runs: Sequence[Run]) -> dict[str, Config]:
-        return _shortened(step.configs(benchmark, runs), changes, most_trials)
+    def make(runs: Runs) -> dict[str, Config]:
+        return _shortened(step.configs(benchmark, runs), changes, most)
 
+    everywhere = (benchmark,) if quick else PAPER_BENCHMARKS  # so that a quick one needs no other benchmark's data
+    needs = [(benchmark, need) for need in step.needs]
+    needs += [(other, need) for other in everywhere for need in step.of_all]
     example = preset(benchmark, "finetune", **changes)
-    return Part(name, benchmark, example, make, tuple(need for need in step.needs if (benchmark, need) not in NOT_RUN))
+    return Part(name, benchmark, example, make, tuple(need for need in needs if need not in NOT_RUN))
 
 
 def table_configs(benchmark: str) -> dict[str, Config]:
-    """Table I: eight methods, ten trials."""
-    return {method: preset(benchmark, method) for method in PAPER_METHODS}
+    """Table I: eight methods, ten trials. As in the next four parts, all heads start as nn.Linear does."""
+    return {method: preset(benchmark, method, **LINEAR) for method in PAPER_METHODS}
 
 
 def variant_configs(benchmark: str) -> dict[str, Config]:
@@ -148,13 +157,13 @@ def variant_configs(benchmark: str) -> dict[str, Config]:
 
 def sensitivity_configs(benchmark: str) -> dict[str, Config]:
     """Figure 4: the initial value of η."""
-    return {f"η {eta:g}": preset(benchmark, "dhp", eta=eta, trials=ETA_TRIALS) for eta in ETAS}
+    return {f"η {eta:g}": preset(benchmark, "dhp", eta=eta, trials=ETA_TRIALS, **LINEAR) for eta in ETAS}
 
 
 def strength_configs(benchmark: str) -> dict[str, Config]:
     """The grid of each penalty, with DHP and without: a single seed, and the validation samples."""
     return {
-        f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING)
+        f"{method} {strength:g}": preset(benchmark, method, strength=strength, trials=1, **CHOOSING, **LINEAR)
         for penalty in ("si", "online-ewc", "mas")
         for method in (penalty, f"dhp+{penalty}")
         for strength in GRIDS[benchmark][penalty]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -69,7 +69,7 @@ def run_reproduction(
             check_run(part.configs, runtime, dynamics=_keeps_dynamics(part))
     _check_needs(parts, folder)
     loader = _Loader(load, folder, skip_without_data, tell)
-    wanted = [part for part in parts if loader.can_load(part)]
+    wanted = _with_needs([part for part in parts if loader.can_load(part)], folder, tell)
     if not wanted:
         raise InputError("nothing was run: the data of none of the benchmarks can be loaded")
     warning = _claim(folder, command, quick, runtime)
@@ -83,7 +83,7 @@ def run_reproduction(
     def run_part(part: Part) -> Run:
         path = part_folder(folder, part.benchmark, part.name)
         was_finished = _is_finished(path)
-        configs = part.make([needed(part.benchmark, name) for name in part.needs])
+        configs = part.make({need: needed(*need) for need in part.needs})
         with show(part) as report:
             run = complete_run(
                 configs,
@@ -150,11 +150,28 @@ def _check_needs(parts: Sequence[Part], folder: Path) -> None:
     """Refuse a part that needs another one which is neither finished nor run before it."""
     before: set[tuple[str, str]] = set()
     for part in parts:
-        for name in part.needs:
-            path = part_folder(folder, part.benchmark, name)
-            if (part.benchmark, name) not in before and not _is_finished(path):
-                raise InputError(f"{part.name} of {part.benchmark} needs {name}, which is not finished: run it too")
+        if lacking := _lacking(part, before, folder):
+            raise InputError(f"{part.name} of {part.benchmark} needs {lacking}, which is not finished: run it too")
         before.add((part.benchmark, part.name))
+
+
+def _with_needs(parts: Sequence[Part], folder: Path, tell: Callable[[str], None]) -> list[Part]:
+    """Leave out a part that needs one whose data cannot be loaded."""
+    kept: dict[tuple[str, str], Part] = {}
+    for part in parts:
+        if lacking := _lacking(part, kept, folder):
+            tell(f"{part.name} of {part.benchmark} is left out: it needs {lacking}")
+        else:
+            kept[part.benchmark, part.name] = part
+    return list(kept.values())
+
+
+def _lacking(part: Part, before: Container[tuple[str, str]], folder: Path) -> str | None:
+    """The first part that this one needs and that is neither finished nor run before it, in words."""
+    for benchmark, name in part.needs:
+        if (benchmark, name) not in before and not _is_finished(part_folder(folder, benchmark, name)):
+            return name if benchmark == part.benchmark else f"{name} of {benchmark}"
+    return None
 
 
 def _keeps_dynamics(part: Part) -> bool:

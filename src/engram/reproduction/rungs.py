@@ -13,8 +13,7 @@ from engram.report.figures.ladder import Differences, ladder_figure
 from engram.report.layout import Table, count
 from engram.report.pairs import Pair, baseline_of
 from engram.reproduction import ladder
-from engram.reproduction.folder import Runs
-from engram.reproduction.ladder import ENDINGS, Contestant
+from engram.reproduction.ladder import ENDINGS, Contestant, Runs
 from engram.reproduction.search import best_point, is_inside, settings_at
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, points, where
 from engram.runs.metrics import Estimate
@@ -173,13 +172,27 @@ def settings_table(runs: Runs, benchmark: str, rung: int) -> Table:
     """
     parts = ladder.SEARCH if rung == 4 else ladder.GRID
     sizes = ladder.search_rounds(benchmark) if rung == 4 else ladder.GRID_ROUNDS
-    rounds = [runs[benchmark, part] for part in parts if (benchmark, part) in runs and runs[benchmark, part].finished]
-    contestants = [each for each in SEARCHED[rung](benchmark) if each.axes] if rounds else []
+    rounds = ladder.rounds_of(runs, benchmark, parts)
+    return tried_table(f"Rung {rung}", SEARCHED[rung](benchmark), rounds, sizes)
+
+
+def tried_table(title: str, contestants: Sequence[Contestant], rounds: Sequence[Run], sizes: Sequence[int]) -> Table:
+    """What each contestant tried in the rounds of a search; no row without rounds.
+
+    Args:
+        title: for which the search was.
+        contestants: who took part. One that has nothing to search is left out.
+        rounds: the finished rounds.
+        sizes: how many points each round has.
+
+    Example:
+        >>> tried_table("Rung 2", with_own_strength("split-mnist"), rounds, GRID_ROUNDS).rows[0][1]
+    """
     trials = max((config.trials for run in rounds for config in run.configs.values()), default=0)
     return Table(
-        f"Rung {rung}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %",
+        f"{title}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %",
         ("contestant", "chosen", "less and more tried", "all that was tried"),
-        [_tried(each, rounds, sizes) for each in contestants],
+        [_tried(each, rounds, sizes) for each in contestants if each.axes and rounds],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
-from engram.reproduction.ladder import PUBLISHED
+from engram.reproduction.ladder import LINEAR, PUBLISHED
 
 STUDY_TRIALS = 5
 BASE = "as in the table"
@@ -107,7 +107,7 @@ def study_configs(benchmark: str) -> dict[str, Config]:
     configs = {}
     for name, change in changes_of(benchmark).items():
         for method in change.methods:
-            config = preset(benchmark, method, trials=STUDY_TRIALS, seed=1)
+            config = preset(benchmark, method, trials=STUDY_TRIALS, seed=1, **LINEAR)
             if benchmark != "split-mnist":
                 config = config.replace(**PERMUTED)
             settings = dict(change.settings)
@@ -118,9 +118,9 @@ def study_configs(benchmark: str) -> dict[str, Config]:
 
 
 # η runs to 1 there, and then the trace holds nothing but the labels of the batch that reads it. Each change stops that
-# in another way; none of them changes anything else.
+# in another way; none of them changes anything else. All but the published layer start as in the table, which diverged.
 CURES: dict[str, dict[str, Any]] = {
-    "as in the paper": {},
+    "as in the paper": LINEAR,
     "published layer": PUBLISHED,
     "written after reading": {"trace_write": "after"},
     "no gradient through the trace": {"trace_gradient": False},
@@ -132,7 +132,7 @@ CURE_TRIALS = 3
 def divergence_configs(benchmark: str) -> dict[str, Config]:
     """The methods that diverge, with each change, by label "CHANGE: METHOD"."""
     return {
-        f"{name}: {method}": preset(benchmark, method, **settings, trials=CURE_TRIALS)
+        f"{name}: {method}": preset(benchmark, method, **{**LINEAR, **settings}, trials=CURE_TRIALS)
         for name, settings in CURES.items()
         for method in PLASTIC
         if method != "dhp"

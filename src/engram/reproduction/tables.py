@@ -16,7 +16,8 @@ from engram.report.layout import Table, number
 from engram.report.pairs import Pair, accuracy_difference, baseline_of, paper_value
 from engram.report.tables import final, final_accuracy, with_error
 from engram.reproduction.claims import claims
-from engram.reproduction.folder import Runs, missing_from_part
+from engram.reproduction.folder import missing_from_part
+from engram.reproduction.ladder import Runs
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
 from engram.report.pairs import Pair, pairs
-from engram.reproduction.folder import Runs
+from engram.reproduction.ladder import Runs
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
