@@ -13,6 +13,7 @@ import engram
 from engram import streams
 from engram.common.errors import Stopped
 from engram.config.settings import Config
+from engram.data.batches import batches_of
 from engram.data.samples import Dataset
 from engram.data.scenarios import arrange
 from engram.data.sources import load
@@ -34,6 +35,8 @@ STACKED = ["replay", "der++", "a-gem", "lwf", "pseudo-rehearsal", "generative-re
 def learners_of(config: Config, stream: Stream, trials: int = 2) -> tuple[list[Learner], Batches]:
     facts = (stream.input_shape, stream.num_classes, CPU, torch.float64)
     learners = [build_learner(config, trial, *facts) for trial in range(trials)]
+    for learner in learners:
+        learner.model.start(next(batches_of(stream[0].train, 8, dtype=torch.float64))[0])
     return learners, Batches(range(trials), [stream] * trials, config.seed, torch.float64)
 
 
