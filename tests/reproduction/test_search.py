@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from engram.reproduction.ladder import SEARCH_ROUNDS
 from engram.reproduction.search import DIVERGED, Axis, Point, best_point, is_inside, propose, settings_at
 
 
@@ -41,11 +42,12 @@ def test_later_rounds_go_beyond_an_end_and_between_points() -> None:
     assert propose(1, {(0,): 2, (1,): 1, (-1,): 0}, 3) == [(0.5,), (-0.5,), (0.25,)]
 
 
-def test_no_point_is_tried_twice_and_every_round_has_its_number() -> None:
-    for peak in product((-3, 0, 1.3), (0, 2), (-1, 0)):
+@pytest.mark.parametrize("num_axes", [2, 3])
+def test_no_point_is_tried_twice_and_every_round_has_its_number(num_axes: int) -> None:
+    for peak in product(*((-3, 0, 1.3), (0, 2), (-1, 0))[:num_axes]):
         scores: dict[Point, float] = {}
-        for number in (7, 5, 4, 4):
-            points = propose(3, scores, number)
+        for number in SEARCH_ROUNDS:
+            points = propose(num_axes, scores, number)
             assert len(points) == number
             assert len(set(points)) == number
             assert scores.keys().isdisjoint(points)

@@ -81,11 +81,17 @@ def propose(num_axes: int, scores: Scores, number: int) -> list[Point]:
     best = best_point(scores) if together in scores else together
     directions = [(axis, side) for axis in range(num_axes) for side in (1, -1)]
     # One step away, first where the best is at an edge; two steps where it is the last that was tried in a direction;
-    # then between what was tried.
+    # then between what was tried, on one axis, and at last on two.
     outwards = sorted(directions, key=lambda direction: _beyond(scores, best, *direction))
     points = [best, *(_moved(best, axis, side) for axis, side in outwards)]
     points += [_moved(best, axis, 2 * side) for axis, side in directions if not _tried(scores, best, axis, side)]
     points += [_moved(best, axis, side * nearer) for nearer in DISTANCES[1:] for axis, side in directions]
+    points += [
+        _moved(_moved(best, axis, side / 2), other, other_side / 2)
+        for axis, side in directions
+        for other, other_side in directions
+        if axis < other
+    ]
     return [point for point in dict.fromkeys(points) if point not in scores][:number]
 
 
