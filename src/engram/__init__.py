@@ -1,4 +1,4 @@
-"""Engram: Differentiable Hebbian Consolidation, for networks that learn task after task without forgetting."""
+"""Engram: continual learning with PyTorch, for networks that learn one task after another and forget less."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -421,7 +421,7 @@ def test_best_takes_the_best_settings_of_each_method(engram: Command, out: Path)
     [
         (
             ("split-mnist", "--methods", "replay"),
-            "no best settings of replay on split-mnist are known: only of linear,",
+            "no best settings of replay on split-mnist are known: only of the heads linear, matched, dhp,",
         ),
         (("settings.toml",), "settings.toml has its own settings, so --best cannot be given with it"),
     ],

@@ -374,3 +374,31 @@ def test_checkpointed_features_have_the_same_path() -> None:
     for other in found[1:]:
         for name, omega in found[0].items():
             torch.testing.assert_close(other[name], omega, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("what", ["rate", "inputs"])
+def test_training_that_diverges_is_called_so(what: str) -> None:
+    model, penalty, optimizer = make()
+    optimizer.param_groups[0]["lr"] = 1e308 if what == "rate" else 0.1
+
+    def train() -> None:
+        for n, (x, y) in enumerate(batches(0, 20)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x * float("nan") if what == "inputs" and n == 1 else x), y).backward()
+            optimizer.step()
+            penalty.after_step()
+
+    with pytest.raises(engram.NotFiniteError, match="is NaN or infinite: the training has diverged"):
+        train()
+
+
+@pytest.mark.parametrize(
+    ("model", "strength", "sentence"),
+    [
+        (nn.Linear(2, 2), "1", "a penalty's strength must be a positive number, not '1'"),
+        ([nn.Linear(2, 2)], 1.0, "a penalty protects a torch.nn.Module, not list"),
+    ],
+)
+def test_a_penalty_needs_a_module_and_a_number(model: nn.Module, strength: float, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        SI(model, strength=strength)

@@ -269,6 +269,28 @@ def test_a_verdict_names_what_cannot_be_told_apart() -> None:
     assert harmed[-1] == "The DHP Softmax harms si, by the accuracy after the last task."
 
 
+def test_a_verdict_and_its_figure_name_each_head() -> None:
+    run = run_of(
+        shifted("si", [0.6, 0.7, 0.8]), shifted("dhp+si", [0.5, 0.61, 0.69]), shifted("scaled+si", [0.7, 0.81, 0.89])
+    )
+    assert run_verdict(run.results)[-2:] == [
+        "The DHP Softmax harms si, by the accuracy after the last task.",
+        "The head scaled improves si, by the accuracy after the last task.",
+    ]
+    text = check_page(run_page(run))
+    assert "What the head adds, in pairs" in text
+    assert "as nn.Linear's (linear) in si; as the paper's author published them (published) in dhp+si; " in text
+    assert "as large as suits the features (scaled) in scaled+si." in text
+    alone = check_page(run_page(run_of(run.results["si"], run.results["scaled+si"])))
+    assert "What the head scaled adds, in pairs" in alone
+    assert "the same initial features, tasks and order of samples" in alone
+
+
+def test_two_trials_are_too_few_to_call_methods_alike() -> None:
+    said = run_verdict(labelled([shifted("si", [0.8, 0.9]), shifted("finetune", [0.5, 0.7])]))
+    assert said[1] == "Two trials are too few to tell finetune apart from it."
+
+
 def test_the_interval_of_a_verdict_ends_where_accuracies_do() -> None:
     (said, *_) = run_verdict(labelled([shifted("si", [0.9, 1.0])]))
     assert "(95% interval 31.47 to 100.00, 2 trials)" in said

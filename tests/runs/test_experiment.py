@@ -402,3 +402,15 @@ def test_a_strength_without_a_penalty_is_refused_before_anything_runs() -> None:
         config.replace(strength=5.0), stream=custom_stream(), penalty=lambda model: MAS(model, strength=5.0)
     )
     assert custom.average_accuracy.size
+
+
+@pytest.mark.parametrize(("method", "samples", "said"), [("si", 67, True), ("si", 72, False), ("finetune", 67, False)])
+def test_a_run_says_that_a_penalty_suffers_from_a_tiny_last_batch(method: str, samples: int, said: bool) -> None:
+    random = np.random.default_rng(0)
+    task = (random.normal(size=(samples, 4)), np.arange(samples) % 2) * 2
+    seen: list[Progress] = []
+    config = preset("custom", method, epochs=1, trials=1, batch_size=32, hidden=[4])
+    engram.run(config, stream=streams.from_arrays([task]), report=seen.append)
+    notes = [progress.note for progress in seen if progress.note and "last batch" in progress.note]
+    assert any(note.startswith("the last batch of 'task 1' has 3 of 32 samples: ") for note in notes) == said
+    assert bool(notes) == said

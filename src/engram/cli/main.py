@@ -25,7 +25,7 @@ from engram.common.errors import INTERRUPTED, InputError, printable
 LONGEST = 1000  # characters of an error message that are shown
 
 app = typer.Typer(
-    help="Differentiable Hebbian Consolidation: networks that learn task after task without forgetting.",
+    help="Continual learning with PyTorch: networks that learn one task after another and forget less.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

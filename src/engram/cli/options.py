@@ -18,7 +18,7 @@ METHOD_NAMES, BENCHMARK_NAMES = ", ".join((*all_methods(), *REHEARSALS.names()))
 Methods = Annotated[
     str | None,
     typer.Option(
-        help=f"Comma-separated, or 'all' or 'reference': {METHOD_NAMES}, or HEAD+METHOD.",
+        help=f"Comma-separated, or 'all' or 'reference': {METHOD_NAMES}, or HEAD+METHOD such as scaled+si.",
         show_default="the paper's eight",
     ),
 ]

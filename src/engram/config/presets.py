@@ -104,7 +104,9 @@ def best_settings(benchmark: str, method: str) -> dict[str, Any]:
     head, penalty, rehearsal = parts_of(method)
     name = f"matched+{penalty}" if head is None and penalty else "matched" if method == "finetune" else method
     if rehearsal is not None or name not in known:
-        those = f": only of {', '.join(known)}" if known else f", only on {', '.join(_all_best())}"
+        heads = ", ".join(dict.fromkeys(name.partition("+")[0] for name in known))
+        penalties = ", ".join(dict.fromkeys(name.partition("+")[2] or "no penalty" for name in known))
+        those = f": only of the heads {heads}, with {penalties}" if known else f", only on {', '.join(_all_best())}"
         raise InputError(f"no best settings of {method} on {benchmark} are known{those}")
     return dict(known[name])
 

@@ -18,7 +18,7 @@ from engram.engine.checkpoint import Checkpoint, CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
 from engram.engine.loop import Position, check_position, run_stream
-from engram.engine.program import Batches, memory_notes
+from engram.engine.program import Batches, batch_notes, memory_notes
 from engram.engine.stacks import Builder, StackPlan
 
 
@@ -120,7 +120,7 @@ class StackTraining:
                 full = False
                 try:
                     self.program, notes = choose_program(self.learners, batches, choose_device(builder.device_name))
-                    self._note(*notes, *memory_notes(self.learners, batches))
+                    self._note(*notes, *memory_notes(self.learners, batches), *batch_notes(self.learners, batches))
                     self._stop_if_asked()
                     run_stream(self.program, batches, self.config, self.position, self._on_position)
                 except torch.cuda.OutOfMemoryError:

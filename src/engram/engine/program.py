@@ -18,6 +18,8 @@ from engram.engine.rehearsal import kept_by
 from engram.nn.classes import mask_logits
 from engram.nn.modules import frozen
 
+SMALL_BATCH = 4  # a batch is small if it is less than this part of the others
+
 
 class Program(Protocol):
     """Learners in one order, trial after trial. What its methods return has a row for each."""
@@ -101,6 +103,19 @@ def memory_notes(learners: Sequence[Learner], batches: Batches) -> list[str]:
             samples, size = learner.outcome.kept
             notes.append(f"{learner.config.method} keeps {samples:,} samples of earlier tasks, {size:,} bytes in all")
     return list(dict.fromkeys(notes))
+
+
+def batch_notes(learners: Sequence[Learner], batches: Batches) -> list[str]:
+    """A line about a last batch far smaller than the others: a penalty anchors what its step leaves."""
+    for size in {learner.config.batch_size for learner in learners if learner.config.penalty is not None}:
+        for task in batches.streams[0]:
+            last = len(task.train) % size
+            if 0 < last * SMALL_BATCH < size < len(task.train):
+                return [
+                    f"the last batch of {task.name!r} has {last} of {size} samples: a penalty holds the weights "
+                    "where its noisy step leaves them, which costs accuracy; choose another batch_size"
+                ]
+    return []
 
 
 def consolidate_alone(

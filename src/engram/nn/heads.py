@@ -61,6 +61,7 @@ def create(name: str, in_features: int, out_features: int, **settings: Any) -> n
 @HEADS.register(
     "scaled",
     listed=False,
+    start="scaled",
     settings={"bias": "head_bias", "head_gain": "head_gain"},
     words="an ordinary linear output layer, as large at the start as suits the features",
 )

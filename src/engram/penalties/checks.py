@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from engram.common.errors import InputError
+from engram.common.errors import InputError, NotFiniteError
 
 
 class Places:
@@ -46,6 +47,39 @@ class Places:
                     f"the model's {name!r} is no longer the tensor that this penalty was made for: "
                     "call penalty.grow() after head.grow(), or make a new penalty"
                 )
+
+
+def check_arguments(model: Any, strength: Any) -> None:
+    """Refuse what is not a module, and a strength that is not a positive number.
+
+    Args:
+        model: what a penalty is to protect.
+        strength: its λ.
+
+    Example:
+        >>> check_arguments(torch.nn.Linear(2, 2), 1.0)
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a penalty protects a torch.nn.Module, not {type(model).__name__}")
+    if not (isinstance(strength, Real) and 0 < float(strength) < math.inf):
+        raise InputError(f"a penalty's strength must be a positive number, not {strength!r}")
+
+
+def check_converging(name: str, theta: Tensor) -> None:
+    """Refuse a weight that is NaN or infinite: the training has diverged.
+
+    Args:
+        name: of the weight.
+        theta: the weight.
+
+    Example:
+        >>> check_converging("weight", torch.ones(2))
+    """
+    if not torch.isfinite(theta).all():
+        raise NotFiniteError(
+            f"{name!r} is NaN or infinite: the training has diverged, or the inputs are not finite; "
+            "check the inputs, or try a smaller learning rate"
+        )
 
 
 def frozen_parameters(model: nn.Module) -> list[str]:

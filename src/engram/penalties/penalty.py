@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
 from engram.penalties.checks import (
     Places,
+    check_arguments,
     check_grown,
     check_started,
     checked_classes,
@@ -85,8 +85,7 @@ class Penalty(ABC):
             cls._custom_verbs = tuple(verb for verb in VERBS if verb in vars(cls) or verb in cls._custom_verbs)
 
     def __init__(self, model: nn.Module, *, strength: float, regularize_alpha: bool = False, protect: str = "slow"):
-        if not (math.isfinite(strength) and strength > 0):
-            raise InputError(f"a penalty's strength must be a positive number, not {strength}")
+        check_arguments(model, strength)
         model = bare(model)
         self.model = model
         self.strength = strength

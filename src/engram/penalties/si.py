@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.nn.distributed import ranks_of, take_from_first_rank
+from engram.penalties.checks import check_converging
 from engram.penalties.gradients import Gradients, task_gradient
 from engram.penalties.importance import check_temperature
 from engram.penalties.quadratic import Quadratic
@@ -256,6 +257,7 @@ class SI(Quadratic):
             if found is None and watch.entered is not None and not is_captured(before):
                 found = None if torch.equal(watch.entered, before) else watch.entered
                 if found is not None and watch.followed:
+                    check_converging(name, found)  # NaN is not equal to itself
                     raise InputError(
                         f"{name!r} was changed through .data since the last step, so that SI cannot follow its path: "
                         "change it in place within torch.no_grad()"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from engram.common.registry import HEADS
 from engram.config.effect import has_effect, learns
 from engram.config.methods import CUSTOM, parts_of
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import changes_from_preset, scenario_of
-from engram.config.settings import names_of
+from engram.config.settings import Config, names_of
 from engram.report.layout import in_short, shown
 from engram.runs import metrics
 from engram.runs.metrics import Array, Estimate
@@ -18,8 +19,12 @@ from engram.runs.result import Result
 
 # Everything that the samples of a task and their order are drawn from, apart from the trial's number.
 TASKS = (*names_of(stage="stream"), "seed")
-# The initial weights of a head, by `head_init`.
-START_OF = {"linear": "as nn.Linear's (linear)", "published": "as the paper's author published them (published)"}
+# The initial weights of a head, by `head_init` or by the head's own start.
+START_OF = {
+    "linear": "as nn.Linear's (linear)",
+    "published": "as the paper's author published them (published)",
+    "scaled": "as large as suits the features (scaled)",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ class Pair:
     @property
     def same_start(self) -> bool:
         """Whether their heads did so too."""
-        return self.same_features and self._agree(("head_init", "head_gain"))
+        starts = (start_of(result.config) for result in (self.result, self.baseline))
+        return self.same_features and self._agree(("head_gain",)) and len(set(starts)) == 1
 
     def _agree(self, names: Sequence[str]) -> bool:
         return all(getattr(self.result.config, name) == getattr(self.baseline.config, name) for name in names)
@@ -170,6 +176,24 @@ def _candidates(results: Mapping[str, Result]) -> Iterator[tuple[Pair, str | Non
             yield Pair(label, other, result, results[other]), reason
 
 
+def head_of(found: Sequence[Pair]) -> str:
+    """What the pairs differ in, in words: "the DHP Softmax", "the head scaled", or "the head" if there are several."""
+    heads = {pair.result.config.head for pair in found}
+    return "the DHP Softmax" if heads == {"dhp"} else f"the head {heads.pop()}" if len(heads) == 1 else "the head"
+
+
+def start_of(config: Config) -> str | None:
+    """How the weights of a head start: a key of START_OF; None where it has none that learn.
+
+    Example:
+        >>> start_of(engram.preset("split-mnist", "scaled+si"))
+        'scaled'
+    """
+    if not learns(config):
+        return None
+    return HEADS.facts(config.head).get("start", config.head_init if has_effect("head_init", config) else None)
+
+
 def different_starts(results: Mapping[str, Result]) -> list[str]:
     """A sentence that says how the heads of each label start; none where all of them start alike.
 
@@ -178,8 +202,8 @@ def different_starts(results: Mapping[str, Result]) -> list[str]:
     """
     starts: dict[str, list[str]] = {}
     for label, result in results.items():
-        if has_effect("head_init", result.config) and learns(result.config):
-            starts.setdefault(result.config.head_init, []).append(label)
+        if (start := start_of(result.config)) is not None:
+            starts.setdefault(start, []).append(label)
     words = "; ".join(f"{START_OF[name]} in {in_short(labels)}" for name, labels in starts.items())
     return [f"The heads' weights start differently: {words}."] if len(starts) > 1 else []
 

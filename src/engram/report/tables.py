@@ -13,6 +13,7 @@ from engram.report.pairs import (
     accuracy_difference,
     different_starts,
     has_paper_data,
+    head_of,
     pairs,
     paper_value,
     unpaired,
@@ -161,21 +162,27 @@ def _told_apart(results: Results, best: str, others: Sequence[str]) -> list[str]
     paired = [label for label in others if why_not_paired(results[label], results[best], same_data=True) is None]
     behind = {label: accuracy_difference(results[label], results[best]) for label in paired}
     close = [label for label, difference in behind.items() if not difference.high < 0]
+    if close and max(difference.num_trials for difference in behind.values()) < 3:
+        return [f"Two trials are too few to tell {in_short(close, ' and ')} apart from it."]
     if close:
         return [f"Trial by trial, {in_short(close, ' and ')} cannot be told apart from it."]
     return ["Trial by trial, all others are clearly worse."] if paired and len(paired) == len(others) else []
 
 
 def _added(found: Sequence[Pair]) -> list[str]:
-    """What a head adds to each method, by where the interval of the difference lies."""
-    tested = [pair for pair in found if pair.accuracy.num_trials > 1]
-    named: dict[str, list[str]] = {"improves": [], "harms": [], "makes no clear difference to": []}
-    better, worse, neither = named.values()
-    for pair in tested:
-        where = better if pair.accuracy.low > 0 else worse if pair.accuracy.high < 0 else neither
-        where.append(pair.baseline_label)
-    said, head = [f"{verb} {in_short(labels, ' and ')}" for verb, labels in named.items() if labels], head_of(tested)
-    return [f"{head[0].upper()}{head[1:]} {_joined(said)}, by the accuracy after the last task."] if said else []
+    """What each head adds to each method, by where the interval of the difference lies."""
+    by_head: dict[str, dict[str, list[str]]] = {}
+    for pair in found:
+        verbs: dict[str, list[str]] = {"improves": [], "harms": [], "makes no clear difference to": []}
+        if pair.accuracy.num_trials > 1:
+            better, worse, neither = by_head.setdefault(head_of([pair]), verbs).values()
+            where = better if pair.accuracy.low > 0 else worse if pair.accuracy.high < 0 else neither
+            where.append(pair.baseline_label)
+    said = []
+    for head, named in by_head.items():
+        does = _joined([f"{verb} {in_short(labels, ' and ')}" for verb, labels in named.items() if labels])
+        said.append(f"{head[0].upper()}{head[1:]} {does}, by the accuracy after the last task.")
+    return said
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -241,11 +248,6 @@ def difference_cells(difference: Estimate, scale: float, digits: int) -> tuple[s
         return "–" if math.isnan(value) else f"{rounded(scale * value, digits):+.{digits}f}"
 
     return signed(difference.mean), f"[{signed(difference.low)}, {signed(difference.high)}]"
-
-
-def head_of(found: Sequence[Pair]) -> str:
-    """What the pairs differ in, in words."""
-    return "the DHP Softmax" if all(pair.result.config.head == "dhp" for pair in found) else "the head"
 
 
 def how_paired(found: Sequence[Pair]) -> str:

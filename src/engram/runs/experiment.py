@@ -153,7 +153,10 @@ def _check_stream(configs: Sequence[Config], needed: bool) -> None:
     """Refuse a stream without the benchmark "custom", that benchmark without a stream, and settings of datasets."""
     for config in configs:
         if needed != (config.benchmark == "custom"):
-            raise InputError("a stream goes with the benchmark 'custom': engram.preset('custom', 'dhp')")
+            raise InputError(
+                "a stream goes with the benchmark 'custom', and that benchmark with a stream: "
+                f"engram.run(engram.preset('custom', {config.method!r}), stream=…)"
+            )
         for name, default in (("max_samples", None), ("examine", "test")):
             if needed and getattr(config, name) != default:
                 raise InputError(f"{name} is a setting of datasets, which a custom stream does not have")

@@ -77,7 +77,7 @@ def accuracy_curves(results: Results) -> Drawing:
     _finish(axes, results, "average accuracy so far, %")
     axes.set_title(where_from(results), fontsize=MEDIUM)
     legend_below(figure, handles)
-    dashed = " Dashed: without DHP." if are_by_method(results) else ""
+    dashed = " Dashed: methods that name no head." if are_by_method(results) else ""
     theirs_too = " Hollow diamonds: the paper's final values, those with DHP further right." if has_paper else ""
     return Drawing(
         "accuracy",

@@ -1,4 +1,4 @@
-"""Ours against the paper's, and with DHP against without: a row each, its mean and how sure it is."""
+"""Ours against the paper's, and with a head against without: a row each, its mean and how sure it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engram.report.figures.drawing import (
     tidy,
 )
 from engram.report.layout import Table, number
-from engram.report.pairs import Pair, paper_value
+from engram.report.pairs import Pair, head_of, paper_value
 from engram.report.tables import final, label_heading
 from engram.runs.result import Result
 
@@ -38,7 +38,7 @@ WIDEST = 34  # characters of a name left of its row: a longer one would leave no
 
 
 def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
-    """A forest plot: what DHP adds to each method, in points of accuracy, with Student's 95% interval.
+    """A forest plot: what the head adds to each method, in points of accuracy, with Student's 95% interval.
 
     Args:
         pairs: those of one run, or of several benchmarks.
@@ -80,7 +80,7 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
     _rows(axes, positions, [] if above else titles)
     for title, at in zip(titles, positions, strict=True) if above else ():
         axes.annotate(title, (0, at - 0.3), xycoords=("axes fraction", "data"), fontsize=SMALL, in_layout=False)
-    tidy(axes, "what DHP adds, points of accuracy")
+    tidy(axes, "what it adds, points of accuracy")
     axes.tick_params(axis="y", length=0)
     legend_below(figure, _marks(_has_paper(pairs), "ours, with 95% interval"))
     rows: list[tuple[Cell, ...]] = [
@@ -96,8 +96,9 @@ def differences(pairs: Sequence[Pair], name: str = "differences") -> Drawing:
     ]
     return Drawing(
         name,
-        "What DHP adds, in pairs",
-        "Each trial with DHP minus the same without: right of the line, DHP is better. Bars are 95% intervals."
+        f"What {head_of(pairs)} adds, in pairs",
+        f"Each trial with {head_of(pairs)} minus the same without: right of the line, it is better. "
+        "Bars are 95% intervals."
         + (" Hollow: the paper's own difference, which has no interval." if _has_paper(pairs) else ""),
         figure,
         ("benchmark", "method", "baseline", "points", "low", "high", "pairs", "paper points"),

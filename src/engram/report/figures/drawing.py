@@ -35,7 +35,7 @@ FORMATS = ("png", "pdf", "csv")
 STEADY: Any = {"svg.hashsalt": "engram", "svg.fonttype": "none", "pdf.fonttype": 42}
 WITHOUT_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
-# Okabe and Ito's colours, which can be told apart with any colour vision: one per penalty, dashed without DHP.
+# Okabe and Ito's colours, which can be told apart with any colour vision: one per penalty, dashed without a named head.
 COLOURS: dict[str | None, str] = {
     None: "#000000",
     "si": "#0072B2",
@@ -85,12 +85,12 @@ def looks(results: Mapping[str, Result]) -> dict[str, Look]:
 
 
 def are_by_method(results: Mapping[str, Result]) -> bool:
-    """Whether colours stand for penalties, and dashes for methods without DHP."""
+    """Whether colours stand for penalties, and dashes for methods that name no head."""
     return len({look_of(result.config.method) for result in results.values()}) == len(results)
 
 
 def look_of(method: str) -> Look:
-    """The look of a method: a colour for its penalty, a dashed line without DHP."""
+    """The look of a method: a colour for its penalty, a dashed line if it names no head."""
     return Look(colour_of_method(method), "--" if parts_of(method).head is None else "-")
 
 
