@@ -44,6 +44,7 @@ def test_each_group_is_pulled_at_its_own_rate(protect: str) -> None:
     for _ in range(2):
         penalty.consolidate(batches())
         moved(model)
+        penalty.loss()
     other = copy.deepcopy(model)
     rates = {"features": 0.01, "head": 0.3}
     expected = {}

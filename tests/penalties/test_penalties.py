@@ -444,6 +444,7 @@ def test_ewc_has_a_term_a_task_and_online_ewc_one_with_decay() -> None:
         ewc.consolidate(make_batches(seed=seed))
         online.consolidate(make_batches(seed=seed))
         train(model, NoPenalty(model), make_batches(seed=seed))
+        ewc.loss(), online.loss()
     assert len(ewc.terms) == 3
     assert len(online.terms) == 1
     for name, p in ewc.parameters.items():

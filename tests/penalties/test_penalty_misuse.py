@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -232,7 +233,35 @@ def test_a_task_that_is_consolidated_twice_is_warned_about(kind: type[Penalty]) 
         penalty.consolidate([samples()])
     with torch.no_grad():
         model[0].weight[0, 0] += 0.1
+    penalty.loss()
     penalty.consolidate([samples()])
+
+
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS, SI])
+@pytest.mark.parametrize("use", ["nothing", "loss", "proximal step", "loaded"])
+def test_a_penalty_that_is_never_used_is_warned_about(kind: type[Penalty], use: str) -> None:
+    model, inputs, targets = classifier(), *samples()
+    penalty = kind(model, strength=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def learn() -> None:
+        for _ in range(2):
+            loss = F.cross_entropy(model(inputs), targets) + (penalty.loss() if use == "loss" else 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if use == "proximal step":
+                penalty.proximal_step(optimizer)
+            penalty.after_step()
+
+    learn()
+    penalty.consolidate([(inputs, targets)])  # there was nothing to hold yet
+    learn()
+    if use == "loaded":
+        penalty.load_state_dict(penalty.state_dict())  # nobody knows what was done before
+    expected = pytest.warns(UserWarning, match="the penalty did not hold them") if use == "nothing" else nullcontext()
+    with expected:
+        penalty.consolidate([(inputs, targets)])
 
 
 @pytest.mark.parametrize("kind", [EWC, MAS, SI])
@@ -321,10 +350,12 @@ def test_a_third_part_that_may_be_the_targets_is_warned_about_once() -> None:
     penalty.consolidate([(x, y, torch.rand(16))])  # weights of samples, say: these are no targets
     with torch.no_grad():
         penalty.model[0].weight += 0.1
+    penalty.loss()
     with pytest.warns(UserWarning, match="the second for the targets"):
         penalty.consolidate([(x, torch.zeros(16, dtype=torch.long), y)])
     with torch.no_grad():
         penalty.model[0].weight += 0.1
+    penalty.loss()
     penalty.consolidate([(x, y, y)])
 
 
@@ -359,6 +390,7 @@ def test_outputs_that_are_no_logits_are_warned_about_once(part: str) -> None:
         penalty.consolidate([samples()])
     with torch.no_grad():
         whole[0].weight += 0.1
+    penalty.loss()
     penalty.consolidate([samples()])
     zero = classifier()
     nn.init.zeros_(zero[2].weight)

@@ -14,9 +14,9 @@ from engram.common.registry import PENALTIES
 from engram.nn.classes import CLASS_NUMBER_TYPES, check_targets, mask_logits
 from engram.nn.distributed import rank_of, ranks_of
 from engram.nn.modules import frozen
-from engram.penalties.checks import check_logits, check_rows, looks_like_activations
 from engram.penalties.importance import check_temperature, mean_per_sample, unpack
 from engram.penalties.quadratic import Quadratic
+from engram.penalties.task_checks import check_logits, check_rows, looks_like_activations
 from engram.penalties.terms import Batches, Classes, Settings, Weights
 
 LOOKED_AT = 64  # samples of a task, to see whether outputs are logits

@@ -15,15 +15,8 @@ from torch.optim import Optimizer
 from engram.common.errors import InputError, check_choice
 from engram.nn.distributed import bare
 from engram.nn.modules import fast_parts, slow_parameters
-from engram.penalties.checks import (
-    Places,
-    check_arguments,
-    check_grown,
-    check_started,
-    checked_classes,
-    frozen_parameters,
-    warn_of_unfrozen,
-)
+from engram.penalties.checks import Places, check_arguments, check_grown, frozen_parameters, warn_of_unfrozen
+from engram.penalties.task_checks import check_started, checked_classes
 from engram.penalties.terms import Batches, Classes, State, fitted, with_rows
 
 VERBS = ("loss", "proximal_step", "after_backward", "after_step", "consolidate")

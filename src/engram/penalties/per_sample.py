@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from engram.nn.modules import is_mapped
-from engram.penalties.checks import check_no_hidden_uses, check_rows
 from engram.penalties.step import at_least_single, zeros_for_sums
+from engram.penalties.task_checks import check_no_hidden_uses, check_rows
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from engram.common.errors import InputError
-from engram.penalties.checks import check_rate, warn_of_repetition
 from engram.penalties.gradients import QuadraticForm
 from engram.penalties.penalty import Penalty
 from engram.penalties.step import learning_rates, moved_shift, pull_weight, zeros_for_sums
+from engram.penalties.task_checks import warn_of_misuse
 from engram.penalties.terms import (
     TERMS,
     Batches,
@@ -61,6 +61,7 @@ class Quadratic(Penalty):
         super().__init__(model, strength=strength, regularize_alpha=regularize_alpha, protect=protect)
         # Each belongs to one `state`, which is replaced whenever the terms change.
         self._alive: State | None = None
+        self._unused: State | None = None
         self._terms: tuple[State, list[Term]] | None = None
         self._pull: tuple[State, tuple[float | Mapping[str, float], float, str], Pull] | None = None
 
@@ -79,6 +80,7 @@ class Quadratic(Penalty):
             >>> (cross_entropy(model(inputs), targets) + penalty.loss()).backward()
         """
         self._check_model()
+        self._unused = None
         return QuadraticForm.apply(self, *self.parameters.values())
 
     @torch.no_grad()
@@ -98,10 +100,7 @@ class Quadratic(Penalty):
             >>> penalty.proximal_step(optimizer)
         """
         self._check_model()
-        if isinstance(learning_rate, Optimizer):
-            pull = self.pull(learning_rates(learning_rate, self.parameters))
-        else:
-            pull = self.pull(check_rate(learning_rate))
+        pull = self.pull(learning_rates(learning_rate, self.parameters))
         if pull is not None:
             for name, theta in sorted(self.parameters.items(), key=lambda item: item[0] in self.fast):
                 if theta.requires_grad:  # otherwise it has been frozen since
@@ -126,7 +125,8 @@ class Quadratic(Penalty):
         checked = self.checked(batches, classes)
         found = self.importance(self.model, self.parameters, self.state, self.settings, checked, classes)
         if self.terms:
-            warn_of_repetition(self.anchors(), self.terms[-1].anchor, found)
+            unused = self._unused is self.state and not {"loss", "proximal_step"} & set(self.custom_verbs)
+            warn_of_misuse(self.anchors(), self.terms[-1].anchor, found, unused)
         self.remember(check_finite(found))
 
     # --- what a penalty of this form defines
@@ -176,15 +176,14 @@ class Quadratic(Penalty):
         Example:
             >>> pull = penalty.pull(0.01, "gradient")
         """
+        self._unused = None
         if not self.terms:
             return None
         asked = (learning_rate, self.strength, step)
         if self._pull is None or self._pull[0] is not self.state or self._pull[1] != asked:
             make = {"proximal": proximal_pull, "gradient": gradient_pull, "slope": slope_pull}[step]
-            rates = (
-                learning_rate if isinstance(learning_rate, Mapping) else dict.fromkeys(self.parameters, learning_rate)
-            )
-            scales = {name: 2 * rate * self.strength for name, rate in rates.items()}
+            own = learning_rate if isinstance(learning_rate, Mapping) else dict.fromkeys(self.parameters, learning_rate)
+            scales = {name: 2 * rate * self.strength for name, rate in own.items()}
             self._pull = (self.state, asked, make(self.terms, scales))
         return self._pull[2]
 
@@ -205,6 +204,7 @@ class Quadratic(Penalty):
         self.state = remember(self.state, importance, self.anchors(), self.keeps_every_term, self.gamma)
         self.num_tasks = None if before is None else before + 1
         self._alive = self._terms = self._pull = None  # which would keep the last state in memory
+        self._unused = self.state
 
     def in_force(self, parameters: Weights) -> dict[str, Tensor]:
         """Weights as the network computes with them: where a trace is protected too, with what it adds.

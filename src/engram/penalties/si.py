@@ -108,7 +108,7 @@ class SI(Quadratic):
 
     def remember(self, importance: dict[str, Tensor]) -> None:
         super().remember(importance)
-        self.state = {**self.state, **self.initial_state(self.parameters)}  # for the next task
+        self.state |= self.initial_state(self.parameters)  # for the next task
         self.started = False
         self.gradients.begin_task()
 

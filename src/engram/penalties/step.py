@@ -188,18 +188,20 @@ class WeightStep:
             pull_weight(self.theta, *self.pull_after)
 
 
-def learning_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """Each weight's current rate in its parameter group; 0 for a weight that the optimizer does not move.
+def learning_rates(given: float | Optimizer, parameters: Mapping[str, Tensor]) -> float | dict[str, float]:
+    """One rate for all weights, or each one's current rate in its parameter group; 0 if the optimizer does not move it.
 
     Args:
-        optimizer: any.
+        given: a rate, or any optimizer.
         parameters: weights by name.
 
     Example:
         >>> learning_rates(torch.optim.SGD(model.parameters(), lr=0.1), dict(model.named_parameters()))
     """
+    if not isinstance(given, Optimizer):
+        return check_rate(given)
     rates: dict[int, float] = {}
-    for group in optimizer.param_groups:
+    for group in given.param_groups:
         rates |= dict.fromkeys(map(id, group["params"]), check_rate(group["lr"]))
     if not any(id(theta) in rates for theta in parameters.values()):
         raise InputError("the optimizer has none of the weights that the penalty protects: it belongs to another model")
