@@ -186,7 +186,7 @@ def test_the_best_settings_are_those_of_the_method_s_own_head() -> None:
         assert best_settings("split-mnist", method) == best_settings("split-mnist", same)
     assert preset("split-mnist", "linear+si", best=True, strength=3).strength == 3, "a change wins"
     for benchmark, method, words in (
-        ("split-mnist", "joint", "of joint on split-mnist are known: only of linear,"),
+        ("split-mnist", "joint", "of joint on split-mnist are known: only of the heads linear,"),
         ("custom", "si", "of si on custom are known, only on permuted-mnist,"),
     ):
         with pytest.raises(InputError, match=words):

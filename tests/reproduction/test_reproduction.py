@@ -18,6 +18,7 @@ from engram import InputError, Progress, preset
 from engram.config.settings import Config
 from engram.data.samples import Dataset
 from engram.data.sources import load
+from engram.engine.cpu.program import threads_each
 from engram.engine.training import Runtime
 from engram.reproduction.folder import part_folder, read_reproduction
 from engram.reproduction.plan import Part
@@ -151,16 +152,17 @@ def test_resuming_with_other_threads_warns_and_keeps_what_was_recorded(
     with pytest.raises(Stop):
         reproduce(tiny_parts(), folder, digits, show=stop_at("table", 0.5))
     recorded = torch.get_num_threads()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: recorded + 1)
     lines: list[str] = []
     notes: list[str] = []
-    runs = reproduce(
-        tiny_parts(),
-        folder,
-        digits,
-        tell=lines.append,
-        show=showing(lambda part, progress: notes.append(progress.note or "")),
-    )
+    with threads_each(recorded):  # the engine would restore the number that it is told
+        monkeypatch.setattr(torch, "get_num_threads", lambda: recorded + 1)
+        runs = reproduce(
+            tiny_parts(),
+            folder,
+            digits,
+            tell=lines.append,
+            show=showing(lambda part, progress: notes.append(progress.note or "")),
+        )
     warning = f"threads {recorded} is now {recorded + 1}"
     assert warning in lines[0]
     assert not any(warning in text for text in (*lines[1:], *notes)), "it is shown once"
