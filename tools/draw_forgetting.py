@@ -17,7 +17,7 @@ from engram.report.figures.drawing import COLOURS, INK, MEDIUM, Look, band, esti
 from engram.runs.run import read_run
 
 IMAGE = Path(__file__).parent.parent / "docs" / "images" / "forgetting.png"
-WIDTH, HEIGHT = 6.4, 2.9
+WIDTH, HEIGHT = 4.8, 2.8
 LINES = {
     "joint": ("all samples kept", Look(INK, ":")),
     "scaled+si": ("SI, scaled head", Look(COLOURS["online-ewc"], "-")),
@@ -36,9 +36,9 @@ def draw(run: Path) -> bytes:
         tasks = [float(task) for task in range(1, len(estimates) + 1)]
         band(axes, tasks, estimates, look, words)
         end = 100 * estimates[-1].mean
-        axes.text(tasks[-1] + 0.15, end, f"{words}: {end:.0f}%", va="center", fontsize=MEDIUM, color=look.colour)
+        axes.text(tasks[-1] + 0.3, end, f"{words}: {end:.0f}%", va="center", fontsize=MEDIUM, color=look.colour)
     axes.set_xticks(range(1, len(tasks) + 1))
-    axes.set_xlim(0.8, len(tasks) + 3.2)
+    axes.set_xlim(0.8, len(tasks) + 5.8)
     tidy(axes, "tasks learned", "accuracy on the first task, %")
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=200)
