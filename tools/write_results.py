@@ -18,22 +18,23 @@ from engram.config.presets import STEADY, title_of
 from engram.report.figures import draw_one
 from engram.report.layout import Table
 from engram.report.tables import final, so_far
+from engram.reproduction.claims import cells_within, gains_within
 from engram.reproduction.folder import Reproduction, read_reproduction
-from engram.reproduction.form import best_settings, counts_table, heads_table
-from engram.reproduction.ladder import CANDIDATES, KNOBS, Runs
+from engram.reproduction.form import best_settings, by_rate_table, counts_table, heads_table
+from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, Runs, rounds_of
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
     OPPONENTS,
     RUNGS,
     SEARCHED,
-    cells_within,
-    gains_within,
     ladder_table,
+    one_strength_table,
     rung_differences,
     settings_table,
     verdicts_table,
 )
 from engram.reproduction.stress import BENCHMARK, rates_table, stress_table
+from engram.reproduction.study import divergence_table, relu_table
 from engram.reproduction.tables import (
     accuracy_table,
     baseline_table,
@@ -42,11 +43,9 @@ from engram.reproduction.tables import (
     data_table,
     differences,
     diverged_table,
-    grid_leads,
     num_selected,
     selection_tables,
     sensitivity_table,
-    strength_tables,
     study_table,
     times_table,
     transfer_table,
@@ -116,18 +115,15 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
     steady = [pair for pair in steady_pairs(runs) if pair.accuracy.num_trials >= FEWEST_PAIRS]
     with_penalty = [pair.accuracy for pair in steady if pair.label != "dhp"]
     alone = [pair.accuracy for pair in steady if pair.label == "dhp"]
-    leads = {
-        benchmark: grid_leads(runs, benchmark) for benchmark in PAPER_BENCHMARKS if (benchmark, "strengths") in runs
-    }
     tables = [run for (_, part), run in runs.items() if part == "table"]
     seconds = sum(float(run.about["seconds"]) for run in tables)
-    grid = runs["permuted-mnist", "strengths"].results
+    rounds = rounds_of(runs, "permuted-mnist", GRID)
+    grid = {k: r for run in rounds for k, r in run.results.items() if k.startswith("matched") and "published" not in k}
     plain = runs["split-mnist", "study"].results["plain baseline: finetune"]
     return {
         "models": f"{sum(run.num_models for run in runs.values()):,}",
         "candidates": str(num_selected(folder)),
         "positions": positions([pair.accuracy for pair in table_pairs(runs)]),
-        "leads": " and ".join(f"{won} of {of} on {title_of(name)}" for name, (won, of) in leads.items()),
         "steady pairs": str(len(with_penalty)),
         "steady positions": positions(with_penalty),
         "alone pairs": str(len(alone)),
@@ -150,11 +146,15 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: accuracy": accuracy_table(runs).to_markdown(),
         "table: transfer": transfer_table(runs).to_markdown(),
         "tables: ladder": _joined(table for name in OPPONENTS if (table := ladder_table(runs, name)).rows),
+        "table: one strength": one_strength_table(runs).to_markdown(),
         "table: verdicts": verdicts_table(runs).to_markdown(),
         "table: counts": counts_table(runs).to_markdown(),
         "tables: heads": _joined(
             heads_table(runs, heads, title) for title, heads in (("Candidates", CANDIDATES), ("DHP and others", OTHERS))
         ),
+        "table: rates": by_rate_table(runs).to_markdown(),
+        "tables: divergence": _joined(table for table in [divergence_table(runs)] if table.rows),
+        "tables: relu": _joined(table for table in [relu_table(runs)] if table.rows),
         "tables: stress": _joined(table for table in [stress_table(runs)] if table.rows),
         "tables: settings": "\n".join(_settings(runs, benchmark) for benchmark in PAPER_BENCHMARKS),
         "tables: so far": _joined(table for table in unfinished if table is not None),
@@ -163,7 +163,6 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: differences": differences(table_pairs(runs), "The DHP Softmax as in the paper").to_markdown(),
         "table: claims": _to_the_left(claims_table(runs)),
         "table: sensitivity": sensitivity_table(runs).to_markdown(),
-        "tables: strengths": "\n".join(_to_the_left(table) for table in strength_tables(runs)),
         "tables: study": _joined(study_table(runs, benchmark) for benchmark in studies),
         "table: steady differences": steady.to_markdown(),
         "table: worst": worst_table(runs).to_markdown(),

@@ -100,7 +100,7 @@ def check_page(page: str) -> str:
 
 ALL = ["finetune", "dhp", "si", "dhp+si"]
 
-PARTS = ("table", "variant", "sensitivity", "strengths", "study")
+PARTS = ("table", "variant", "sensitivity", "study")
 ABOUT = {
     "command": "engram reproduce",
     "quick": False,
@@ -117,8 +117,6 @@ def make_part(part: str = "table", benchmark: str = "split-mnist", quick: bool =
     changes: dict[str, dict[str, Any]]
     if part == "sensitivity":
         results = {f"eta {eta:g}": make_result("dhp", eta=eta) for eta in (1e-4, 1e-3, 1e-2)}
-    elif part == "strengths":
-        results = {f"{m} {s:g}": make_result(m, strength=s) for m in ("si", "dhp+si") for s in (0.1, 1.0)}
     elif part == "table":
         results = {method: make_result(method, benchmark=benchmark) for method in ALL}
     elif part == "variant":

@@ -31,12 +31,10 @@ from engram.report.figures import (
     paper_against_ours,
     parse_formats,
     sensitivity,
-    strengths,
     to_svg,
     trace_dynamics,
     write_figures,
 )
-from engram.report.figures.drawing import COLOURS
 from engram.report.figures.ladder import SIDES, Differences, ladder_figure
 from engram.report.pairs import pairs
 from engram.runs.metrics import Estimate
@@ -389,21 +387,11 @@ def test_the_curves_end_in_the_papers_values_where_the_data_are_the_papers() -> 
     assert hollow(accuracy_curves(labelled([make_result("mas")]))) == []
 
 
-def test_sensitivity_and_strengths_are_sorted_means_against_the_setting() -> None:
+def test_the_sensitivity_is_sorted_means_against_the_setting() -> None:
     by_eta = [of_paper("dhp", eta=eta) for eta in (0.1, 1e-4, 1e-3)]
     rows = rows_of(sensitivity(labelled(by_eta)))
     assert [float(row["eta"]) for row in rows] == [1e-4, 1e-3, 0.1]
     assert {row["eta of the preset"] for row in rows} == {"0.001"}
-    by_strength = [of_paper(method, strength=s) for method in ("si", "dhp+si") for s in (10.0, 1.0)]
-    drawing = strengths(labelled(by_strength))
-    assert [(row["method"], float(row["strength"])) for row in rows_of(drawing)] == [
-        ("si", 1),
-        ("si", 10),
-        ("dhp+si", 1),
-        ("dhp+si", 10),
-    ]
-    assert drawing.figure.axes[0].get_xscale() == "log"
-    assert drawing.figure.axes[0].lines[0].get_color() == COLOURS["si"]
 
 
 def test_an_eta_of_zero_has_its_place() -> None:

@@ -103,7 +103,7 @@ def test_published_results_are_of_the_settings_that_would_be_run_today() -> None
                 assert result.config == preset(benchmark, method, trials=result.config.trials, head_init="linear")
             if part == "variant":
                 assert result.config == preset(benchmark, method).replace(**STEADY)
-            if part in ("sensitivity", "strengths", "study"):
+            if part in ("sensitivity", "study", "relu", "divergence"):
                 assert result.config == plan([benchmark], [part])[0].configs[method]
 
 

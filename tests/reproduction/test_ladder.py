@@ -18,16 +18,17 @@ from engram.config.presets import CHOOSING
 from engram.data.samples import Dataset
 from engram.engine.training import Runtime
 from engram.reproduction import ladder
+from engram.reproduction.claims import cells_within
 from engram.reproduction.folder import read_reproduction
-from engram.reproduction.form import best_settings, candidates_table, counts_table, heads_table
+from engram.reproduction.form import best_settings, by_rate_table, candidates_table, counts_table, heads_table
 from engram.reproduction.page import ladder_verdict, make_page
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import run_reproduction
 from engram.reproduction.rungs import (
     RUNGS,
-    cells_within,
     draw_ladder,
     ladder_table,
+    one_strength_table,
     paper_difference,
     rung_results,
     settings_table,
@@ -241,6 +242,61 @@ def test_every_head_stands_on_rung_4_with_its_differences(
         counted = next(row for row in counts_table(runs).rows if row[0] == head)
         assert counted[1:3] == ("4", f"{sum(gain > 0 for gain in gains)}")
         assert float(counted[-1]) == pytest.approx(sum(gains) / 4, abs=0.006)
+
+
+def test_heads_are_compared_at_one_strength_the_best_of_one_of_them(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    tried = [each for part in ladder.GRID for each in runs["split-mnist", part].results.values() if not each.diverged]
+
+    def scores(method: str, init: str) -> dict[float, float]:
+        chosen = [r for r in tried if (r.config.method, r.config.head_init) == (method, init)]
+        return {float(r.config.strength or 0): float(r.average_accuracy[0, -1]) for r in chosen}
+
+    rows = {name: cells for name, *cells in one_strength_table(runs).rows}
+    assert list(rows) == [f"Split MNIST: dhp+{penalty}" for penalty in ("si", "online-ewc", "mas")]
+    for name, cells in rows.items():
+        penalty = name.partition("+")[2]
+        ours = scores(f"dhp+{penalty}", "published")
+        expected = []
+        for init in ("linear", "published"):
+            theirs = scores(f"linear+{penalty}", init)
+            both = sorted(set(ours) & set(theirs))
+            assert len(both) >= 5
+            for judged in (theirs, ours):
+                best = max(both, key=lambda strength, judged=judged: judged[strength])  # type: ignore[misc]
+                expected.append((f"{best:g}", 100 * (ours[best] - theirs[best])))
+        for cell, (strength, gain) in zip(cells, expected, strict=True):
+            assert cell.partition(": ")[0] == strength
+            assert float(cell.partition(": ")[2]) == pytest.approx(gain, abs=0.006)
+    assert one_strength_table({}).rows == []
+
+
+def test_heads_are_compared_at_one_learning_rate_with_all_else_as_the_search_began(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    table = by_rate_table(runs)
+    assert table.columns == ("", "linear", "dhp", "balanced")
+    star = runs["split-mnist", "search-1"].results
+    rates = {"alone": {0.0033, 0.01, 0.03, 0.09, 0.27}, "si": {0.01, 0.03, 0.09}}
+    for name, found in rates.items():
+        in_table = {float(row[0].rpartition(", ")[2]) for row in table.rows if f": {name}," in row[0]}
+        assert found <= in_table
+    for rate in rates["si"]:
+        (row,) = (row for row in table.rows if row[0] == f"Split MNIST: si, {rate:g}")
+        usual = f"learning_rate {rate:g}, strength 1, "
+        plain = star[f"linear+si, published: {usual}head_gain 1"].average_accuracy[0, -1]
+        others = (f"dhp+si: {usual}alpha_init 0.01", f"balanced+si, published: {usual}head_dropout 0.5")
+        assert row[1].split()[0] == f"{100 * plain:.2f}"
+        for cell, label in zip(row[2:], others, strict=True):
+            assert float(cell) == pytest.approx(100 * (star[label].average_accuracy[0, -1] - plain), abs=0.006)
+    diverged = {label: replace(r, diverged=[Divergence(0, 0, 0)]) for label, r in star.items() if r.config.plastic}
+    run = replace(runs["split-mnist", "search-1"], results=star | diverged)
+    (row,) = (row for row in by_rate_table({("split-mnist", "search-1"): run}).rows if row[0].endswith("si, 0.03"))
+    assert row[2] == "diverged"
+    assert by_rate_table({}).rows == []
 
 
 def test_the_best_settings_are_those_of_rung_4_or_else_of_the_grids(

@@ -49,7 +49,7 @@ def test_a_reproduction_has_an_overview_and_a_section_for_each_benchmark() -> No
     ours = make_result("dhp").average_accuracy[:, -1]
     sem = 100 * ours.std(ddof=1) / math.sqrt(3)
     assert f"{100 * ours.mean():.2f} ± {sem:.2f} / 98.23" in text
-    assert page.count("<svg") == 2 + 6 + 3 + 2  # overview, table, variant, settings
+    assert page.count("<svg") == 2 + 6 + 3 + 1  # overview, table, variant, sensitivity
     assert EVIL in text  # the label of a study, as text
     assert text.index("Of the paper's") < text.index("Average accuracy in %")
     assert "In the 2 comparisons of a method with DHP and without, the interval lies" in text
@@ -84,7 +84,7 @@ def test_the_figures_of_a_reproduction_have_a_folder_a_benchmark(tmp_path: Path)
     paths = write_figures(write_reproduction(tmp_path), tmp_path / "figures", ["csv"])
     places = {str(path.relative_to(tmp_path / "figures")) for path in paths}
     assert {"overview/differences.csv", "overview/variant-differences.csv", "split-mnist/paper.csv"} <= places
-    assert {"split-mnist/sensitivity.csv", "split-mnist/strengths.csv", "split-mnist/variant-accuracy.csv"} <= places
+    assert {"split-mnist/sensitivity.csv", "split-mnist/variant-accuracy.csv"} <= places
     assert len(places) == len(paths)
 
 

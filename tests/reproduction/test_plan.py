@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from engram import InputError, preset
+from engram.config.effect import has_effect
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY, changes_from_preset
 from engram.engine.stacks import SAME_TASKS, group_by
 from engram.reproduction import plan as planning
-from engram.reproduction.plan import ETAS, GRIDS, NOT_RUN, Part, plan
-from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
+from engram.reproduction.ladder import ENDINGS
+from engram.reproduction.plan import ETAS, NOT_RUN, Part, plan
+from engram.reproduction.study import BASE, CHANGES, CURES, PERMUTED, PERMUTED_CHANGES, PLAIN, SHORT, STUDY_TRIALS
 
 PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
 FREE = ("finetune", "dhp")  # of any penalty
@@ -25,19 +27,29 @@ def parts_of(name: str, **options: Any) -> dict[str, Part]:
 # --- the plan
 
 
-def test_the_cures_of_divergence_are_tried_on_the_methods_that_diverge() -> None:
+def test_relu_is_the_only_change_from_rung_1() -> None:
+    (part,) = plan(parts=["relu"])
+    (rung_1,) = plan(["split-mnist"], ["rung-1"])
+    assert list(part.configs) == [head + ending for head in ("linear", "dhp") for ending in ENDINGS]
+    for label, config in part.configs.items():
+        assert config.leaky_slope == 0
+        assert config.replace(leaky_slope=0.01) == rung_1.configs[label]
+
+
+def test_what_may_prevent_divergence_is_tried_one_thing_at_a_time() -> None:
     (part,) = plan(parts=["divergence"])
     assert part.benchmark == "vision-mixture"
-    assert len(part.configs) == 15
+    assert set(part.configs) == {*CURES, PLAIN}
+    usual = part.configs["as in the paper"]
+    assert {name: getattr(usual, name) for name in SHORT} == SHORT
+    assert {*changes_from_preset(usual), "trials"} == {*SHORT, "head_init"}, "otherwise as in the paper"
     for label, config in part.configs.items():
-        _, _, method = label.partition(": ")
-        changed = changes_from_preset(config)
-        assert config.method == method
-        if label.startswith("published layer"):
-            assert changed == {}
-        else:
-            assert changed.pop("head_init") == ("linear", "published"), "as in the table, which diverged"
-            assert len(changed) == (0 if label.startswith("as in the paper") else 1), label
+        if label == PLAIN:
+            assert config == preset("vision-mixture", "linear+online-ewc").replace(**SHORT)
+            continue
+        assert config == usual.replace(**CURES[label])
+        assert all(has_effect(name, config) for name in CURES[label]), label
+        assert len(group_by(SAME_TASKS, {"it": config, "usual": usual})) == 1, "the same tasks in the same trials"
 
 
 def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first() -> None:
@@ -83,22 +95,6 @@ def test_the_sensitivity_is_of_five_etas_five_trials_each_on_three_benchmarks() 
         for label, config in part.configs.items():
             assert label == f"η {config.eta:g}"
             assert config == preset(benchmark, "dhp", eta=config.eta, trials=5, head_init="linear")
-
-
-def test_the_grids_hold_the_paper_s_strengths_and_never_see_what_a_result_is_from() -> None:
-    parts = parts_of("strengths")
-    assert tuple(parts) == ("permuted-mnist", "split-mnist")
-    for benchmark, part in parts.items():
-        tried: dict[str, list[float]] = {}
-        for label, config in part.configs.items():
-            assert label == f"{config.method} {config.strength:g}"
-            assert (config.trials, config.examine, config.head_init) == (1, "validation", "linear")
-            assert config.seed != preset(benchmark, "si").seed
-            tried.setdefault(config.method, []).append(config.strength)
-        for penalty, grid in GRIDS[benchmark].items():
-            assert preset(benchmark, penalty).strength in grid
-            assert tried[penalty] == tried[f"dhp+{penalty}"] == list(grid)
-        assert len(tried) == 6
 
 
 QUESTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

@@ -64,10 +64,11 @@ PARTS = {
     "rates-2": "the learning rates of other optimizers, second round",
     "stress": "the stress table: the chosen head and the plain one, one thing changed at a time",
     "stress-classes": "the stress table with 100 classes",
+    "map": "where a trace helps: learning rates and epochs, on few digits",
+    "relu": "rung 1 with ReLU in place of LeakyReLU, as in the first author's post",
     "divergence": "why DHP diverges on the mixture, and what prevents it",
     "table": "Table I: the paper's eight methods",
     "variant": "the steady trace: DHP so that it helps",
     "sensitivity": "the initial value of η",
-    "strengths": "the grid over the penalties' strengths",
     "study": "one thing varied at a time",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from engram.config.presets import preset
 from engram.report.layout import number
 from engram.report.pairs import accuracy_difference, baseline_of, pairs
 from engram.reproduction.ladder import Runs
+from engram.reproduction.rungs import paper_difference, rung_pairs, rung_results
 from engram.reproduction.verdicts import (
     FEWEST_PAIRS,
     Verdict,
@@ -239,3 +241,46 @@ def _better_than_uniform(runs: Runs) -> Verdict | None:
         f"Split MNIST, points over the uniform one: {evidence}",
         certainty([difference for _, difference in found]),
     )
+
+
+# --- how near rung 1 is to the paper's table
+
+
+def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
+    """How many cells of the paper's Table I rung 1 has within so many points, and how many it has at all.
+
+    Args:
+        runs: those of a reproduction.
+        limit: in points of accuracy.
+
+    Example:
+        >>> near, all_cells = cells_within(read_reproduction("results").runs, 1.0)
+    """
+    near = total = 0
+    for benchmark in PAPER_BENCHMARKS:
+        found = rung_results(runs, benchmark, 1)
+        for method, (accuracy, _) in PAPER_RESULTS[benchmark].items():
+            ours = found.get(_on_rung_1(method))
+            if ours is not None and not ours.diverged:
+                total += 1
+                near += abs(100 * float(ours.average_accuracy[:, -1].mean()) - accuracy) <= limit
+    return near, total
+
+
+def gains_within(runs: Runs, limit: float) -> tuple[int, int]:
+    """The same for the paper's differences between DHP and its baselines.
+
+    Example:
+        >>> near, all_gains = gains_within(read_reproduction("results").runs, 1.0)
+    """
+    pairs = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, 1, "linear")]
+    both = [(100 * pair.accuracy.mean, paper_difference(pair.result.config)) for pair in pairs]
+    known = [(ours, theirs) for ours, theirs in both if theirs is not None and not math.isnan(ours)]
+    return sum(abs(ours - theirs) <= limit for ours, theirs in known), len(known)
+
+
+def _on_rung_1(method: str) -> str:
+    """The paper's method as rung 1 names it: its baselines are plain heads."""
+    if method.startswith("dhp"):
+        return method
+    return "linear" if method == "finetune" else f"linear+{method}"

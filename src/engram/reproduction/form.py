@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from engram.config.paper import PAPER_BENCHMARKS
-from engram.config.presets import title_of
-from engram.report.layout import Table
+from engram.config.presets import preset, title_of
+from engram.config.settings import Config
+from engram.report.layout import Table, count
+from engram.report.pairs import accuracy_difference
+from engram.report.tables import final_accuracy
 from engram.reproduction import ladder
 from engram.reproduction.ladder import (
     ENDINGS,
     GRID,
     GRID_ROUNDS,
     SEARCH,
+    Contestant,
     Runs,
     of_one_initialisation,
     rounds_of,
@@ -26,6 +30,8 @@ from engram.reproduction.ladder import (
 from engram.reproduction.rungs import rung_pairs
 from engram.reproduction.search import best_point, settings_at
 from engram.reproduction.verdicts import points, where
+from engram.runs.result import Result
+from engram.runs.run import Run
 
 
 def candidates_table(runs: Runs) -> Table:
@@ -104,6 +110,47 @@ def heads_table(runs: Runs, heads: Sequence[str], title: str) -> Table:
     return Table(f"{title}, minus the plain head, points of accuracy with 95% intervals", ("", *heads), rows)
 
 
+def by_rate_table(runs: Runs) -> Table:
+    """DHP and the candidates minus the plain head at one learning rate for all, from the search for rung 4.
+
+    All else is as in the middle of the search: every head starts as the published layer, at the paper's strengths.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(by_rate_table(read_reproduction("results").runs).to_text())
+    """
+    heads = tuple(dict.fromkeys(("dhp", *ladder.CANDIDATES)))
+    rows = []
+    for benchmark in PAPER_BENCHMARKS:
+        rounds = rounds_of(runs, benchmark, SEARCH)
+        tried = {each.config.method: _by_rate(each, rounds, benchmark) for each in with_one_budget(benchmark)}
+        for ending in ENDINGS:
+            plain = tried[f"linear{ending}"]
+            for rate in sorted(plain):
+                cells = [_added(tried[head + ending].get(rate), plain[rate]) for head in heads]
+                if any(cell != "–" for cell in cells):
+                    name = f"{title_of(benchmark)}: {ending.removeprefix('+') or 'alone'}, {rate:g}"
+                    rows.append((name, final_accuracy(plain[rate]), *cells))
+    title = "At one learning rate for all, on validation samples: the plain head in %, and points that others add to it"
+    return Table(title, ("", "linear", *heads), rows)
+
+
+def _by_rate(contestant: Contestant, rounds: Sequence[Run], benchmark: str) -> dict[float, Result]:
+    """What a contestant tried with nothing but its learning rate changed."""
+    results = {label: result for run in rounds for label, result in run.results.items()}
+    tried = scores_of(contestant, rounds, search_rounds(benchmark))
+    found = [results[contestant.tried(point)[0]] for point in tried if not any(point[1:])]
+    return {result.config.learning_rate: result for result in found}
+
+
+def _added(result: Result | None, plain: Result) -> str:
+    if result is None:
+        return "–"
+    return "diverged" if result.diverged else points(accuracy_difference(result, plain))
+
+
 def counts_table(runs: Runs) -> Table:
     """Where the differences of each head on rung 4 lie: how many means are above zero, and how many intervals.
 
@@ -161,3 +208,39 @@ def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
                     found[each.config.method] = (max(scores.values()), settings)
             best[benchmark] = {method: settings for method, (_, settings) in found.items()}
     return best
+
+
+# --- the map: where a trace helps
+
+# A trace may help with small learning rates, few epochs and rare classes. Few digits are enough to see that, and they
+# come with the package. The seed is of no other part, and all heads start as the published layer.
+FEW: dict[str, Any] = {
+    "dataset": "mnist-small",
+    "num_tasks": 5,
+    "max_samples": 2000,
+    "batch_size": 20,
+    "trials": 5,
+    "seed": 2,
+    **ladder.PUBLISHED,
+}
+MAPPED = ("dhp", "steady")
+MAP_PENALTIES: dict[str, dict[str, Any]] = {"": {}, "+si": {"strength": 1.0}}
+MAP_RATES, MAP_EPOCHS = (0.003, 0.01, 0.03, 0.1), (1, 5, 20)
+
+
+def map_configs(benchmark: str) -> dict[str, Config]:
+    """Heads with a trace and the plain one, alone and with SI, at each learning rate and number of epochs.
+
+    Example:
+        >>> map_configs("split-mnist")["1 epoch, rate 0.01: dhp+si"].epochs
+        1
+    """
+    return {
+        f"{count(epochs, 'epoch')}, rate {rate:g}: {head}{ending}": preset(
+            benchmark, f"{head}{ending}", **strength, epochs=epochs, learning_rate=rate, **FEW
+        )
+        for epochs in MAP_EPOCHS
+        for rate in MAP_RATES
+        for ending, strength in MAP_PENALTIES.items()
+        for head in ("linear", *MAPPED)
+    }

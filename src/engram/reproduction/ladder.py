@@ -1,7 +1,8 @@
 """The ladder of fairness: what DHP adds to each penalty, in comparisons that become fairer from rung to rung.
 
 1. As published: the paper's strengths, the published layer against heads that start as nn.Linear does.
-2. The paper's protocol: each contestant at the best strength of its own grid.
+2. Strengths: each contestant at the best strength of its own grid. (The paper has one strength with DHP and without:
+   `rungs.one_strength_table` compares so.)
 3. One initialisation: the same, and every head starts as the published layer.
 4. One budget: every contestant gets the same number of settings to try, over its learning rate, its strength and one
    knob of its own.

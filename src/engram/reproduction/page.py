@@ -42,6 +42,7 @@ from engram.reproduction import form, rungs, stress
 from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
 from engram.reproduction.ladder import Runs
+from engram.reproduction.study import divergence_table, relu_table
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results, where
 from engram.runs.metrics import Estimate
@@ -107,8 +108,9 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
     """
     runs = reproduction.runs
     ladder = [rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS]
-    ladder += [rungs.verdicts_table(runs), form.counts_table(runs), form.candidates_table(runs)]
-    ladder.append(stress.stress_table(runs))
+    ladder += [rungs.verdicts_table(runs), rungs.one_strength_table(runs)]
+    ladder += [form.counts_table(runs), form.candidates_table(runs), form.by_rate_table(runs)]
+    ladder += [stress.stress_table(runs), relu_table(runs), divergence_table(runs)]
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder
@@ -146,9 +148,8 @@ def draw_benchmark(runs: Runs, benchmark: str) -> dict[str, list[Drawing]]:
         some = [drawing.accuracy_curves(results), *([drawing.differences(paired)] if paired else [])]
         some += [drawing.trace_dynamics(results)] if drawing.has_dynamics(results) else []
         found["variant"] = [_of_variant(each) for each in some]
-    for part, make in (("sensitivity", drawing.sensitivity), ("strengths", drawing.strengths)):
-        if (benchmark, part) in runs:
-            found[part] = [make(runs[benchmark, part].results)]
+    if (benchmark, "sensitivity") in runs:
+        found["sensitivity"] = [drawing.sensitivity(runs[benchmark, "sensitivity"].results)]
     return found
 
 
@@ -237,8 +238,7 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
     if variant := variant_results(runs, benchmark):
         blocks += [heading("With the steady trace, next to the table's baselines"), *table_blocks(tables_of(variant))]
         blocks.append(figures(found["variant"], benchmark))
-    settings = [each for part in ("sensitivity", "strengths") for each in found.get(part, [])]
-    blocks.append(figures(settings, benchmark))
+    blocks.append(figures(found.get("sensitivity", []), benchmark))
     if (benchmark, "study") in runs:
         blocks.append(table(study_table(runs[benchmark, "study"].results)))
     tried = [made for made in (rungs.settings_table(runs, benchmark, rung) for rung in rungs.SEARCHED) if made.rows]

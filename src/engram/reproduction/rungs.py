@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import title_of
@@ -11,7 +10,7 @@ from engram.config.settings import Config
 from engram.report.figures.drawing import Drawing
 from engram.report.figures.ladder import Differences, ladder_figure
 from engram.report.layout import Table, count
-from engram.report.pairs import Pair, baseline_of
+from engram.report.pairs import Pair, accuracy_difference, baseline_of
 from engram.reproduction import ladder
 from engram.reproduction.ladder import ENDINGS, Contestant, Runs
 from engram.reproduction.search import best_point, is_inside, settings_at
@@ -211,46 +210,6 @@ def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) 
     )
 
 
-def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
-    """How many cells of the paper's Table I rung 1 has within so many points, and how many it has at all.
-
-    Args:
-        runs: those of a reproduction.
-        limit: in points of accuracy.
-
-    Example:
-        >>> near, all_cells = cells_within(read_reproduction("results").runs, 1.0)
-    """
-    near = total = 0
-    for benchmark in PAPER_BENCHMARKS:
-        found = rung_results(runs, benchmark, 1)
-        for method, (accuracy, _) in PAPER_RESULTS[benchmark].items():
-            ours = found.get(_on_rung_1(method))
-            if ours is not None and not ours.diverged:
-                total += 1
-                near += abs(100 * float(ours.average_accuracy[:, -1].mean()) - accuracy) <= limit
-    return near, total
-
-
-def gains_within(runs: Runs, limit: float) -> tuple[int, int]:
-    """The same for the paper's differences between DHP and its baselines.
-
-    Example:
-        >>> near, all_gains = gains_within(read_reproduction("results").runs, 1.0)
-    """
-    pairs = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, 1, "linear")]
-    both = [(100 * pair.accuracy.mean, paper_difference(pair.result.config)) for pair in pairs]
-    known = [(ours, theirs) for ours, theirs in both if theirs is not None and not math.isnan(ours)]
-    return sum(abs(ours - theirs) <= limit for ours, theirs in known), len(known)
-
-
-def _on_rung_1(method: str) -> str:
-    """The paper's method as rung 1 names it: its baselines are plain heads."""
-    if method.startswith("dhp"):
-        return method
-    return "linear" if method == "finetune" else f"linear+{method}"
-
-
 def paper_difference(config: Config) -> float | None:
     """What the paper has for a method minus its baseline, in points; None if it does not have it, or for less data.
 
@@ -262,3 +221,46 @@ def paper_difference(config: Config) -> float | None:
     if config.method not in known or config.max_samples is not None:
         return None
     return known[config.method][0] - known[baseline_of(config.method)][0]
+
+
+# --- at one strength for both
+
+
+def one_strength_table(runs: Runs) -> Table:
+    """DHP minus plain heads at one λ: the best for the plain head, and the best for DHP, of those that both tried.
+
+    The paper's strengths "remain the same with and without DHP Softmax". The grids of rungs 2 and 3 hold that
+    comparison, since both heads tried the same values in the same trials.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(one_strength_table(read_reproduction("results").runs).to_text())
+    """
+    plain = ("linear", "linear, published")  # as PyTorch starts it, and as wide as the published layer
+    rows = []
+    for benchmark in PAPER_BENCHMARKS:
+        rounds = ladder.rounds_of(runs, benchmark, ladder.GRID)
+        for ending in ENDINGS[1:] if rounds else ():
+            ours = _by_strength(f"dhp{ending}", rounds)
+            others = [_by_strength(name.replace("linear", f"linear{ending}"), rounds) for name in plain]
+            cells = [cell for theirs in others for cell in _at_one_strength(ours, theirs)]
+            rows.append((f"{title_of(benchmark)}: dhp{ending}", *cells))
+    return Table(
+        "dhp minus a plain head at one strength for both: λ, and points of accuracy with 95% intervals",
+        ("", *(f"minus {name}, λ best for {whose}" for name in plain for whose in ("it", "dhp"))),
+        rows,
+    )
+
+
+def _by_strength(label: str, rounds: Sequence[Run]) -> dict[float, Result]:
+    """What a contestant tried in a grid; a strength at which a trial diverged is left out."""
+    found = [r for run in rounds for name, r in run.results.items() if name.startswith(f"{label}: ")]
+    return {r.config.strength: r for r in found if r.config.strength is not None and not r.diverged}
+
+
+def _at_one_strength(ours: Mapping[float, Result], theirs: Mapping[float, Result]) -> list[str]:
+    both = sorted(ours.keys() & theirs.keys())
+    best = [max(both, key=lambda strength: ladder.score(tried[strength]), default=None) for tried in (theirs, ours)]
+    return ["–" if at is None else f"{at:g}: {points(accuracy_difference(ours[at], theirs[at]))}" for at in best]

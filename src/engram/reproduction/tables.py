@@ -11,7 +11,7 @@ from engram.common.errors import InputError, reason
 from engram.common.files import read_json
 from engram.config.methods import all_methods
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
-from engram.config.presets import CHOOSING, preset, title_of
+from engram.config.presets import CHOOSING, title_of
 from engram.report.layout import Table, number
 from engram.report.pairs import Pair, accuracy_difference, baseline_of, paper_value
 from engram.report.tables import final, final_accuracy, with_error
@@ -161,42 +161,6 @@ def sensitivity_table(runs: Runs) -> Table:
         rows.append((label, *cells))
     title = "DHP alone, accuracy in % after all tasks ± SEM, five trials"
     return Table(title, ("initial value", *(title_of(benchmark) for benchmark in columns)), rows)
-
-
-def _grids(runs: Runs, benchmark: str) -> dict[str, dict[float, float]]:
-    """For each method the accuracy in % at each strength."""
-    grids: dict[str, dict[float, float]] = {}
-    for result in runs[benchmark, "strengths"].results.values():
-        assert result.config.strength is not None
-        grids.setdefault(result.config.method, {})[result.config.strength] = 100 * float(result.average_accuracy[0, -1])
-    return grids
-
-
-def grid_leads(runs: Runs, benchmark: str) -> tuple[int, int]:
-    """In how many penalties DHP is ahead, each method at the best strength of its grid; and of how many."""
-    grids = _grids(runs, benchmark)
-    plastic = [method for method in grids if method.startswith("dhp+")]
-    won = sum(max(grids[method].values()) > max(grids[baseline_of(method)].values()) for method in plastic)
-    return won, len(plastic)
-
-
-def strength_tables(runs: Runs) -> list[Table]:
-    """For each grid the best strength of each method, next to the paper's."""
-    tables = []
-    for benchmark in PAPER_BENCHMARKS:
-        if (benchmark, "strengths") not in runs:
-            continue
-        rows = []
-        for method, grid in _grids(runs, benchmark).items():
-            best = max(grid, key=lambda strength: grid[strength])
-            edge = " (at the edge)" if best in (min(grid), max(grid)) else ""
-            papers = preset(benchmark, method).strength
-            assert papers is not None
-            curve = ", ".join(f"{strength:g}: {accuracy:.1f}" for strength, accuracy in sorted(grid.items()))
-            rows.append((method, f"{best:g}{edge}", f"{grid[best]:.2f}", f"{papers:g}", f"{grid[papers]:.2f}", curve))
-        columns = ("method", "best λ", "accuracy %", "paper's λ", "accuracy %", "all")
-        tables.append(Table(f"{title_of(benchmark)}, one seed, validation samples", columns, rows))
-    return tables
 
 
 def study_table(runs: Runs, benchmark: str) -> Table:

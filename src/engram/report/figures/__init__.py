@@ -13,7 +13,7 @@ from engram.report.figures.curves import accuracy_curves, first_and_latest, has_
 from engram.report.figures.differences import differences, paper_against_ours
 from engram.report.figures.drawing import FORMATS, Drawing, check_no_run, parse_formats, save_drawings, to_svg
 from engram.report.figures.matrices import accuracy_matrices
-from engram.report.figures.settings import draw_sweep, sensitivity, strengths
+from engram.report.figures.settings import draw_sweep, sensitivity
 from engram.report.pairs import has_paper_data, pairs
 from engram.report.sweep_table import best_results, is_sweep, ranking, tried_in
 from engram.report.tables import final
@@ -37,7 +37,6 @@ __all__ = [
     "parse_formats",
     "save_drawings",
     "sensitivity",
-    "strengths",
     "to_svg",
     "trace_dynamics",
     "write_figures",

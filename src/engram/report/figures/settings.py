@@ -1,4 +1,4 @@
-"""Accuracy against settings: η, the strengths of penalties, and any setting that a sweep tried."""
+"""Accuracy against settings: η, and any setting that a sweep tried."""
 
 from __future__ import annotations
 
@@ -47,24 +47,6 @@ def sensitivity(results: Results) -> Drawing:
         "eta",
         "initial η (the preset's: dotted)",
         "How much depends on η",
-    )
-
-
-def strengths(results: Results) -> Drawing:
-    """Final accuracy against the strength λ, one line per method.
-
-    Args:
-        results: Results that differ in `strength`, by label.
-
-    Example:
-        strengths(read_run("results/split-mnist/strengths").results).to_bytes("png")
-    """
-    return _against(
-        results,
-        "strengths",
-        "strength",
-        "strength λ (the presets': dotted)",
-        "How much depends on the strength of the penalty",
     )
 
 
