@@ -22,6 +22,7 @@ from engram.reproduction.claims import cells_within, gains_within
 from engram.reproduction.folder import Reproduction, read_reproduction
 from engram.reproduction.form import best_settings, by_rate_table, counts_table, heads_table
 from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, Runs, rounds_of
+from engram.reproduction.map import map_table
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
     OPPONENTS,
@@ -153,6 +154,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
             heads_table(runs, heads, title) for title, heads in (("Candidates", CANDIDATES), ("DHP and others", OTHERS))
         ),
         "table: rates": by_rate_table(runs).to_markdown(),
+        "tables: map": _joined(table for name in PAPER_BENCHMARKS if (table := map_table(runs, name)).rows),
         "tables: divergence": _joined(table for table in [divergence_table(runs)] if table.rows),
         "tables: relu": _joined(table for table in [relu_table(runs)] if table.rows),
         "tables: stress": _joined(table for table in [stress_table(runs)] if table.rows),
@@ -221,13 +223,12 @@ def main() -> None:
         image = draw_one(runs["split-mnist", "table"].results, name).to_bytes("png")
         (IMAGES / f"split-mnist-{name}.png").write_bytes(image)
     # The ladder against the matched head is in the report alone.
-    names = ("ladder", None, "differences", "steady")
-    for name, drawing in zip(names, draw_overview(runs), strict=True):
-        if name is not None:
-            image = drawing.to_bytes("png")
-            (IMAGES / f"reproduction-{name}.png").write_bytes(image)
-            if name == "ladder":
-                (IMAGES / f"reproduction-{name}-dark.png").write_bytes(in_the_dark(image))
+    drawn = {drawing.name: drawing for drawing in draw_overview(runs)}
+    names = {"ladder-linear": "ladder", "map": "map", "differences": "differences", "variant-differences": "steady"}
+    for name, short in names.items():
+        (IMAGES / f"reproduction-{short}.png").write_bytes(drawn[name].to_bytes("png"))
+    dark = in_the_dark(drawn["ladder-linear"].to_bytes("png"))
+    (IMAGES / "reproduction-ladder-dark.png").write_bytes(dark)
 
 
 if __name__ == "__main__":

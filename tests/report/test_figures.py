@@ -36,6 +36,7 @@ from engram.report.figures import (
     write_figures,
 )
 from engram.report.figures.ladder import SIDES, Differences, ladder_figure
+from engram.report.figures.matrices import Panel, difference_map
 from engram.report.pairs import pairs
 from engram.runs.metrics import Estimate
 from engram.runs.result import Divergence, Result
@@ -360,10 +361,38 @@ def test_the_ladder_says_what_was_not_run_yet() -> None:
     assert words == [["Split MNIST", "Imbalanced Permuted MNIST"], [], ["not\nrun yet"]]
 
 
+def panels() -> list[Panel]:
+    """Two heads, over two numbers of epochs and two rates: surely better, surely worse, neither, not measured."""
+    better, worse = Estimate(0.02, 0.001, 0.01, 0.03, 5), Estimate(-0.01, 0.001, -0.02, -0.001, 5)
+    neither, nothing = Estimate(0.001, 0.01, -0.02, 0.02, 5), Estimate(NAN, NAN, NAN, NAN, 0)
+    cells = {("1", "0.01"): better, ("1", "0.1"): neither, ("5", "0.01"): worse, ("5", "0.1"): nothing}
+    return [Panel("Split MNIST", head, cells) for head in ("dhp", "dhp+si")]
+
+
+def test_a_map_has_a_dot_where_an_interval_excludes_zero() -> None:
+    drawing = difference_map(panels(), "Where", "epochs", "rate")
+    left, right, _ = drawing.figure.axes
+    assert [axes.get_title() for axes in (left, right)] == ["dhp", "dhp+si"]
+    (dots,) = right.lines
+    assert list(zip(dots.get_xdata(), dots.get_ydata(), strict=True)) == [(0.5, 0.5), (0.5, 1.5)]
+    values = left.collections[0].get_array().reshape(2, 2)
+    assert values[0].tolist() == pytest.approx([2, 0.1])
+    assert values[1, 0] == pytest.approx(-1)
+    assert values.mask.tolist() == [[False, False], [False, True]]
+    assert left.yaxis_inverted()
+    assert [label.get_text() for label in left.get_yticklabels()] == ["1", "5"], "the first row is at the top"
+    rows = rows_of(drawing)
+    assert len(rows) == 8
+    assert rows[0] == {
+        "benchmark": "Split MNIST", "head": "dhp", "epochs": "1", "rate": "0.01",
+        "points": "2.0", "low": "1.0", "high": "3.0", "pairs": "5",
+    }  # fmt: skip
+
+
 def test_the_words_of_figures_can_be_read_on_a_phone() -> None:
     """At least nine pixels high where a figure is as wide as a phone's screen without its margins."""
     results = labelled([make_result("si"), make_result("dhp+si")])
-    for drawing in [ladder_figure(steps(), "linear"), *draw(results)]:
+    for drawing in [ladder_figure(steps(), "linear"), difference_map(panels(), "", "epochs", "rate"), *draw(results)]:
         pixels = 358 / (72 * drawing.figure.get_figwidth())  # in a point
         texts = [text for text in drawing.figure.findobj(Text) if text.get_text() and text.get_visible()]
         smallest = min(text.get_fontsize() for text in texts)

@@ -27,6 +27,18 @@ def parts_of(name: str, **options: Any) -> dict[str, Part]:
 # --- the plan
 
 
+@pytest.mark.parametrize("benchmark", ["permuted-mnist", "imbalanced-permuted-mnist", "split-mnist"])
+def test_the_map_varies_learning_rate_and_epochs_alone(benchmark: str) -> None:
+    configs = parts_of("map")[benchmark].configs
+    assert len(configs) == 3 * 4 * 2 * 3
+    for label, config in configs.items():
+        where, _, method = label.partition(": ")
+        assert where == f"{config.epochs} epoch{'s' * (config.epochs > 1)}, rate {config.learning_rate:g}"
+        assert (config.method, config.head_init, config.examine) == (method, "published", "test")
+        assert config.seed not in (0, 1, 1000), "seeds of other parts"
+    assert len({config.replace(epochs=1, learning_rate=0.1) for config in configs.values()}) == 6, "one for each method"
+
+
 def test_relu_is_the_only_change_from_rung_1() -> None:
     (part,) = plan(parts=["relu"])
     (rung_1,) = plan(["split-mnist"], ["rung-1"])

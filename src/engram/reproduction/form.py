@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from engram.config.paper import PAPER_BENCHMARKS
-from engram.config.presets import preset, title_of
-from engram.config.settings import Config
-from engram.report.layout import Table, count
+from engram.config.presets import title_of
+from engram.report.layout import Table
 from engram.report.pairs import accuracy_difference
 from engram.report.tables import final_accuracy
 from engram.reproduction import ladder
@@ -208,39 +207,3 @@ def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
                     found[each.config.method] = (max(scores.values()), settings)
             best[benchmark] = {method: settings for method, (_, settings) in found.items()}
     return best
-
-
-# --- the map: where a trace helps
-
-# A trace may help with small learning rates, few epochs and rare classes. Few digits are enough to see that, and they
-# come with the package. The seed is of no other part, and all heads start as the published layer.
-FEW: dict[str, Any] = {
-    "dataset": "mnist-small",
-    "num_tasks": 5,
-    "max_samples": 2000,
-    "batch_size": 20,
-    "trials": 5,
-    "seed": 2,
-    **ladder.PUBLISHED,
-}
-MAPPED = ("dhp", "steady")
-MAP_PENALTIES: dict[str, dict[str, Any]] = {"": {}, "+si": {"strength": 1.0}}
-MAP_RATES, MAP_EPOCHS = (0.003, 0.01, 0.03, 0.1), (1, 5, 20)
-
-
-def map_configs(benchmark: str) -> dict[str, Config]:
-    """Heads with a trace and the plain one, alone and with SI, at each learning rate and number of epochs.
-
-    Example:
-        >>> map_configs("split-mnist")["1 epoch, rate 0.01: dhp+si"].epochs
-        1
-    """
-    return {
-        f"{count(epochs, 'epoch')}, rate {rate:g}: {head}{ending}": preset(
-            benchmark, f"{head}{ending}", **strength, epochs=epochs, learning_rate=rate, **FEW
-        )
-        for epochs in MAP_EPOCHS
-        for rate in MAP_RATES
-        for ending, strength in MAP_PENALTIES.items()
-        for head in ("linear", *MAPPED)
-    }

@@ -42,6 +42,7 @@ from engram.reproduction import form, rungs, stress
 from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
 from engram.reproduction.ladder import Runs
+from engram.reproduction.map import draw_map, map_table
 from engram.reproduction.study import divergence_table, relu_table
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results, where
@@ -127,10 +128,11 @@ def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
 
 
 def draw_overview(runs: Runs) -> list[Drawing]:
-    """The ladder, all differences of the table in one figure, and those with the steady trace in another."""
+    """The ladder, where a trace helps, and all differences of the table: as in the paper, and with the steady trace."""
     tables, variants = table_pairs(runs), steady_pairs(runs)
     compared = [opponent for opponent in rungs.OPPONENTS if rungs.ladder_table(runs, opponent).rows]
     found = [rungs.draw_ladder(runs, opponent) for opponent in compared]
+    found += [made for made in [draw_map(runs)] if made is not None]
     found += [drawing.differences(tables)] if tables else []
     if variants:
         found.append(_of_variant(drawing.differences(variants)))
@@ -239,6 +241,7 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
         blocks += [heading("With the steady trace, next to the table's baselines"), *table_blocks(tables_of(variant))]
         blocks.append(figures(found["variant"], benchmark))
     blocks.append(figures(found.get("sensitivity", []), benchmark))
+    blocks += [table(made) for made in [map_table(runs, benchmark)] if made.rows]
     if (benchmark, "study") in runs:
         blocks.append(table(study_table(runs[benchmark, "study"].results)))
     tried = [made for made in (rungs.settings_table(runs, benchmark, rung) for rung in rungs.SEARCHED) if made.rows]

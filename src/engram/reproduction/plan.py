@@ -12,8 +12,8 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.reproduction import stress
-from engram.reproduction.form import map_configs
 from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Runs, Step
+from engram.reproduction.map import map_configs
 from engram.reproduction.study import divergence_configs, relu_configs, study_configs
 
 # The paper varies η on three benchmarks; our study is of two.

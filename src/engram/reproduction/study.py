@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from engram.config.paper import PAPER_METHODS
 from engram.config.presets import STEADY, preset
@@ -15,6 +17,7 @@ from engram.report.tables import final_accuracy
 from engram.reproduction.ladder import ENDINGS, LINEAR, PUBLISHED, Runs, as_published, final_configs
 from engram.reproduction.verdicts import points
 from engram.runs import metrics
+from engram.runs.result import Result
 
 STUDY_TRIALS = 5
 BASE = "as in the table"
@@ -201,6 +204,13 @@ def relu_table(runs: Runs) -> Table:
     return Table("Split MNIST, rung 1 with either activation: accuracy ± SEM, points", ("", *columns), rows)
 
 
+def when_diverged(result: Result) -> str:
+    """How many trials diverged, and in which tasks: "3 of 10, 2 in task 3, 1 in task 4"; nothing if none did."""
+    by_task = Counter(divergence.task + 1 for divergence in result.diverged)
+    when = ", ".join(f"{by_task[task]} in task {task}" for task in sorted(by_task))
+    return f"{len(result.diverged)} of {len(result.accuracy)}, {when}" if when else ""
+
+
 def divergence_table(runs: Runs) -> Table:
     """DHP on a short mixture with one thing changed at a time: which trials diverged, and what its trace was like.
 
@@ -215,14 +225,11 @@ def divergence_table(runs: Runs) -> Table:
     run = runs.get(("vision-mixture", "divergence"))
     rows = []
     for name, result in {} if run is None else run.results.items():
-        tasks = ", ".join(str(divergence.task + 1) for divergence in result.diverged)
-        diverged = f"{len(result.diverged)} of {len(result.accuracy)}" + (f", in task {tasks}" if tasks else "")
-        third = [row for row in result.dynamics if row["task"] == 2]
-        last = third[-1] if third else {}
+        third = {row["trial"]: row for row in result.dynamics if row["task"] == 2}.values()
         digits = {"eta": 4, "alpha_norm": 1, "loss": 3}
-        shown = [number(last.get(key, math.nan), digits[key]) for key in digits]
-        tested = number(100 * metrics.estimate(result.latest_task[:, 2]).mean, 1) if third else "–"
-        rows.append((name, diverged, *shown, tested, final_accuracy(result)))
+        shown = [number(float(np.mean([row[key] for row in third])), digits[key]) if third else "–" for key in digits]
+        tested = number(100 * metrics.estimate(result.latest_task[:, 2]).mean, 1)
+        rows.append((name, when_diverged(result) or "0", *shown, tested, final_accuracy(result)))
     columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on its test samples, %")
     return Table(
         "Why DHP diverges on the mixture: one thing changed at a time. Numbers are of the end of the third task",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from engram.report.tables import final, final_accuracy, with_error
 from engram.reproduction.claims import claims
 from engram.reproduction.folder import missing_from_part
 from engram.reproduction.ladder import Runs
-from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
+from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of, when_diverged
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics
 from engram.runs.format import DAMAGE
@@ -141,12 +140,8 @@ def diverged_table(runs: Runs) -> Table:
     for (benchmark, part), run in runs.items():
         for method, result in run.results.items() if part in ("table", "variant") else ():
             if result.diverged:
-                by_task = Counter(divergence.task + 1 for divergence in result.diverged)
-                where = ", ".join(f"{by_task[task]} in task {task}" for task in sorted(by_task))
                 form = f"{method}, steady trace" if part == "variant" else method
-                rows.append(
-                    (f"{title_of(benchmark)}: {form}", f"{len(result.diverged)} of {len(result.accuracy)}", where)
-                )
+                rows.append((f"{title_of(benchmark)}: {form}", *when_diverged(result).split(", ", 1)))
     return Table("Trials that diverged", ("", "trials", "when"), rows)
 
 

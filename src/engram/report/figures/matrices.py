@@ -1,17 +1,18 @@
-"""The mean accuracy matrix of each label, as heat maps on one scale."""
+"""Heat maps on one scale: the mean accuracy matrix of each label, and differences over two settings."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engram.report.figures.drawing import MEDIUM, SMALL, WIDTH, Cell, Drawing, new_figure
+from engram.report.figures.drawing import COLOURS, MEDIUM, SMALL, WIDTH, Cell, Drawing, new_figure
 from engram.report.layout import Table, number
 from engram.report.tables import label_heading
-from engram.runs.metrics import Array
+from engram.runs.metrics import Array, Estimate
 from engram.runs.result import Result
 
 if TYPE_CHECKING:
@@ -71,6 +72,83 @@ def accuracy_matrices(results: Mapping[str, Result]) -> Drawing:
         long,
         Table("Accuracy in %", (label_heading(results), *(f"task {n + 1}" for n in range(most_tasks))), short),
     )
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A heat map of differences in [-1, 1], by the values of two settings: (down, across)."""
+
+    row: str
+    column: str
+    differences: Mapping[tuple[str, str], Estimate]
+
+
+def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) -> Drawing:
+    """Where a difference lies above zero and where below, over two settings; a dot where its 95% interval says so.
+
+    Args:
+        panels: in rows and columns by their names; all have the same settings.
+        title: of the figure.
+        down: the name of the setting that goes down.
+        across: that of the setting that goes across.
+
+    Example:
+        difference_map([Panel("Split MNIST", "dhp", {("1", "0.01"): estimate})], "Where it helps", "epochs", "rate")
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    names, heads = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in panels), strict=True))
+    ys, xs = (list(dict.fromkeys(values)) for values in zip(*panels[0].differences, strict=True))
+    figure = new_figure(WIDTH, 0.25 * len(ys) * len(names) + 0.35 * len(names) + 1.5)
+    grid = figure.subplots(len(names), len(heads), squeeze=False, sharex=True, sharey=True)
+    colours = LinearSegmentedColormap.from_list("sides", [str(COLOURS["online-ewc"]), "#f4f4f4", str(COLOURS["si"])])
+    means = [abs(e.mean) for panel in panels for e in panel.differences.values() if np.isfinite(e.mean)]
+    limit = 100 * float(np.quantile(means, 0.9)) if means else 1.0  # so that one cell does not pale all others
+    for panel in panels:
+        axes = grid[names.index(panel.row)][heads.index(panel.column)]
+        found = [[panel.differences[y, x] for x in xs] for y in ys]
+        values = np.ma.masked_invalid([[100 * each.mean for each in row] for row in found])
+        mesh = axes.pcolormesh(values, vmin=-limit, vmax=limit, cmap=colours, edgecolors="#ffffff", linewidth=0.5)
+        sure = [(x + 0.5, y + 0.5) for y, row in enumerate(found) for x, each in enumerate(row) if _is_sure(each)]
+        axes.plot([x for x, _ in sure], [y for _, y in sure], "o", ms=3, color="#101010")
+        axes.set_xticks(np.arange(len(xs)) + 0.5, xs, fontsize=SMALL, rotation=90)
+        axes.set_yticks(np.arange(len(ys)) + 0.5, ys, fontsize=SMALL)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    grid[0][0].invert_yaxis()  # they share it
+    for axes, head in zip(grid[0], heads, strict=True):
+        axes.set_title(head, fontsize=SMALL)
+    for row, name in zip(grid, names, strict=True):
+        row[0].set_ylabel(textwrap.fill(name, 12) + f"\n{down}", fontsize=SMALL)
+    for axes in grid[-1]:
+        axes.set_xlabel(across, fontsize=SMALL)
+    bar = figure.colorbar(mesh, ax=grid, location="bottom", shrink=0.7, aspect=35, pad=0.02, extend="both")
+    bar.set_label("points of accuracy; a dot: the 95% interval excludes zero", fontsize=SMALL)
+    bar.ax.tick_params(labelsize=SMALL, width=0.6)
+    bar.outline.set_visible(False)
+    long: list[tuple[Cell, ...]] = [
+        (p.row, p.column, y, x, *(100 * value for value in (e.mean, e.low, e.high)), e.num_trials)
+        for p in panels
+        for (y, x), e in p.differences.items()
+    ]
+    short = [
+        (f"{p.row}, {p.column}, {down} {y}, {across} {x}", number(100 * e.mean, 2))
+        for p in panels
+        for (y, x), e in p.differences.items()
+    ]
+    return Drawing(
+        "map",
+        title,
+        "Blue: it is better than the plain head. Orange: it is worse. A dot where the 95% interval excludes zero.",
+        figure,
+        ("benchmark", "head", down, across, "points", "low", "high", "pairs"),
+        long,
+        Table("Points of accuracy", ("", "difference"), short),
+    )
+
+
+def _is_sure(difference: Estimate) -> bool:
+    return difference.low > 0 or difference.high < 0
 
 
 def mean_matrix(result: Result) -> Array:

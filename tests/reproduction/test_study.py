@@ -1,0 +1,116 @@
+"""The map, ReLU and the divergence: their tables say what the results say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builders import small_digits
+from engram.config.paper import PAPER_BENCHMARKS
+from engram.config.presets import preset
+from engram.engine.training import Runtime
+from engram.reproduction.map import EPOCHS, HEADS, PENALTIES, RATES, draw_map, label_of, map_table
+from engram.reproduction.page import make_page
+from engram.reproduction.plan import plan
+from engram.reproduction.run import run_reproduction
+from engram.reproduction.study import CURES, PLAIN, SHORT, divergence_table, relu_table
+from engram.runs.result import Divergence, Result
+from engram.runs.run import Run
+
+Runs = dict[tuple[str, str], Run]
+TINY: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "max_samples": 60}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
+    folder = tmp_path_factory.mktemp("study") / "new"
+    digits = small_digits(200, 60)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engram.reproduction.plan.QUICK", dict.fromkeys(PAPER_BENCHMARKS, TINY))
+        parts = plan(["split-mnist"], ["rung-1", "map", "relu"], quick=True)
+        return folder, run_reproduction(parts, folder, lambda _: [digits], quick=True, runtime=Runtime("cpu"))
+
+
+def last(run: Run, label: str) -> float:
+    return 100 * float(run.results[label].average_accuracy[:, -1].mean())
+
+
+def test_the_map_has_a_row_for_each_rate_and_number_of_epochs(small: tuple[Path, Runs]) -> None:
+    _, runs = small
+    run = runs["split-mnist", "map"]
+    table = map_table(runs, "split-mnist")
+    assert len(table.rows) == len(EPOCHS) * len(RATES)
+    assert table.columns[2:] == tuple(name + ending for ending in PENALTIES for name in ("linear", *HEADS))
+    for row, (epochs, rate) in zip(table.rows, [(e, r) for e in EPOCHS for r in RATES], strict=True):
+        assert row[1] == f"{rate:g}"
+        for column, cell in zip(table.columns[2:], row[2:], strict=True):
+            value = last(run, label_of(epochs, rate, column))
+            head, _, penalty = column.partition("+")
+            if head != "linear":
+                value -= last(run, label_of(epochs, rate, "linear" + f"+{penalty}" * bool(penalty)))
+            assert float(cell.split()[0]) == pytest.approx(value, abs=0.006), column
+    assert map_table(runs, "permuted-mnist").rows == []
+
+
+def test_the_map_is_drawn_and_in_the_report(small: tuple[Path, Runs]) -> None:
+    folder, runs = small
+    drawing = draw_map(runs)
+    assert drawing is not None
+    assert len(drawing.rows) == len(HEADS) * len(PENALTIES) * len(EPOCHS) * len(RATES)
+    page = make_page(folder)
+    assert "Where a trace helps" in page
+    assert map_table(runs, "split-mnist").title in page
+    assert draw_map({}) is None
+
+
+def test_relu_stands_next_to_leaky_relu(small: tuple[Path, Runs]) -> None:
+    folder, runs = small
+    table = relu_table(runs)
+    assert [row[0] for row in table.rows] == ["alone", "si", "online-ewc", "mas"]
+    for name, *cells in table.rows:
+        ending = "" if name == "alone" else f"+{name}"
+        for part, (plain, gain) in (("rung-1", cells[:2]), ("relu", cells[2:])):
+            run = runs["split-mnist", part]
+            assert float(plain.split()[0]) == pytest.approx(last(run, f"linear{ending}"), abs=0.006)
+            expected = last(run, f"dhp{ending}") - last(run, f"linear{ending}")
+            assert float(gain.split()[0]) == pytest.approx(expected, abs=0.006)
+    assert table.title in make_page(folder)
+    assert relu_table({key: run for key, run in runs.items() if key[1] != "relu"}).rows == []
+
+
+def short_result(name: str, diverged: list[Divergence], loss: float) -> Result:
+    """Three trials of four tasks, of which the third was learned to 0.7, 0.8 and 0.9."""
+    method = "linear+online-ewc" if name == PLAIN else "dhp+online-ewc"
+    accuracy = np.full((3, 4, 4), 0.5)
+    accuracy[:, 2, 2] = 0.7, 0.8, 0.9
+    for each in diverged:
+        accuracy[each.trial, each.task :] = np.nan
+    shown = {"epoch": 19, "eta": 0.25, "hebb_norm": 1.0, "alpha_norm": 2.0}
+    rows = [
+        {"trial": trial, "task": task, "step": step, "loss": loss + task + trial - step, **shown}
+        for trial in range(3)
+        for task in range(4)
+        for step in (1, 2)
+    ]
+    config = preset("vision-mixture", method).replace(**{**SHORT, **CURES.get(name, {})})
+    return Result(config, (0, 1, 2), accuracy, np.zeros((3, 4)), rows, diverged)
+
+
+def test_the_divergence_table_says_which_trials_diverged_and_how_the_third_task_ended() -> None:
+    results = {
+        "as in the paper": short_result("as in the paper", [Divergence(k, 3, 7) for k in range(3)], 0.25),
+        "written after reading": short_result("written after reading", [Divergence(1, 3, 7)], 0.5),
+        PLAIN: short_result(PLAIN, [], 1.0),
+    }
+    about = {"part": "divergence"}
+    run = Run(Path("divergence"), {k: r.config for k, r in results.items()}, results, about)
+    rows = divergence_table({("vision-mixture", "divergence"): run}).rows
+    assert [row[0] for row in rows] == list(results)
+    assert [row[1] for row in rows] == ["3 of 3, 3 in task 4", "1 of 3, 1 in task 4", "0"]
+    assert rows[0][2:6] == ("0.2500", "2.0", "1.250", "80.0"), "of the last step, the mean over the trials"
+    assert rows[1][4] == "1.500"
+    assert [row[-1] for row in rows] == ["diverged", "50.00 ± 0.00 (2 of 3 trials)", "50.00 ± 0.00"]
+    assert divergence_table({}).rows == []
