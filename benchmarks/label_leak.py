@@ -19,7 +19,9 @@ import engram
 from engram.data.samples import Samples
 from engram.data.sources import load
 from engram.nn.networks import cnn_features
+from engram.runs.metrics import estimate
 
+SEEDS = (0, 1, 2)
 BATCH, SHOWN = 32, (1, 5, 20)
 
 
@@ -37,17 +39,17 @@ def agreement(features: nn.Module, head: nn.Module, inputs: Tensor, given: Tenso
     return float(torch.cat([head(features(x), y).argmax(dim=1) == y for x, y in batches]).float().mean())
 
 
-def main() -> None:
-    torch.manual_seed(0)
+def leak(seed: int) -> dict[int, list[float]]:
+    """By epoch: η, and the shares of test digits, in %."""
+    torch.manual_seed(seed)
     digits = load("mnist-small")
     x, y = images(digits.train), digits.train.targets
     test_x, test_y = images(digits.test), digits.test.targets
     random_y = torch.randint(10, test_y.shape)
     features, head = cnn_features(3, 32, [500], 0.3), engram.DHPSoftmax(500, 10, eta=1e-4)
     optimizer = torch.optim.SGD([*features.parameters(), *head.parameters()], lr=0.03)
-    print("| epoch | η | trace only read: right | own labels written: right | random labels written: as given |")
-    print("|---:|---:|---:|---:|---:|")
-    for epoch in track(range(1, max(SHOWN) + 1), "epochs", transient=True):
+    found = {}
+    for epoch in track(range(1, max(SHOWN) + 1), f"seed {seed}", transient=True):
         for rows in torch.randperm(len(y)).split(BATCH):
             optimizer.zero_grad()
             cross_entropy(head(features(x[rows]), y[rows]), y[rows]).backward()
@@ -55,8 +57,19 @@ def main() -> None:
         if epoch in SHOWN:
             read = agreement(features, copy.deepcopy(head).eval(), test_x, test_y)
             shares = [read, *(agreement(features, head, test_x, labels) for labels in (test_y, random_y))]
-            eta = float(head.eta.detach().clamp(0, 1))
-            print(f"| {epoch} | {eta:.2f} | " + " | ".join(f"{100 * share:.1f}%" for share in shares) + " |")
+            found[epoch] = [float(head.eta.detach().clamp(0, 1)), *(100 * share for share in shares)]
+    return found
+
+
+def main() -> None:
+    found = [leak(seed) for seed in SEEDS]
+    print("| epoch | η | only read: right, % | own labels written: right, % | random labels written: as given, % |")
+    print("|---:|---:|---:|---:|---:|")
+    for epoch in SHOWN:
+        estimates = [estimate(values) for values in zip(*(each[epoch] for each in found), strict=True)]
+        digits = (2, 1, 1, 1)
+        cells = (f"{e.mean:.{n}f} ± {e.sem:.{n}f}" for e, n in zip(estimates, digits, strict=True))
+        print(f"| {epoch} |", " | ".join(cells), "|")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from engram.reproduction.claims import cells_within, gains_within
 from engram.reproduction.folder import Reproduction, read_reproduction
 from engram.reproduction.form import best_settings, by_rate_table, counts_table, heads_table
 from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, Runs, rounds_of
-from engram.reproduction.map import map_table
+from engram.reproduction.map import best_rates_table, map_table
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
     OPPONENTS,
@@ -155,6 +155,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         ),
         "table: rates": by_rate_table(runs).to_markdown(),
         "tables: map": _joined(table for name in PAPER_BENCHMARKS if (table := map_table(runs, name)).rows),
+        "tables: best rates": _joined(table for table in [best_rates_table(runs)] if table.rows),
         "tables: divergence": _joined(table for table in [divergence_table(runs)] if table.rows),
         "tables: relu": _joined(table for table in [relu_table(runs)] if table.rows),
         "tables: stress": _joined(table for table in [stress_table(runs)] if table.rows),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from builders import labelled, write_run
@@ -362,27 +363,36 @@ def test_the_ladder_says_what_was_not_run_yet() -> None:
 
 
 def panels() -> list[Panel]:
-    """Two heads, over two numbers of epochs and two rates: surely better, surely worse, neither, not measured."""
+    """Two heads at two rates and lengths: surely better, neither, surely worse; the last diverged, or was not run."""
     better, worse = Estimate(0.02, 0.001, 0.01, 0.03, 5), Estimate(-0.01, 0.001, -0.02, -0.001, 5)
-    neither, nothing = Estimate(0.001, 0.01, -0.02, 0.02, 5), Estimate(NAN, NAN, NAN, NAN, 0)
-    cells = {("1", "0.01"): better, ("1", "0.1"): neither, ("5", "0.01"): worse, ("5", "0.1"): nothing}
-    return [Panel("Split MNIST", head, cells) for head in ("dhp", "dhp+si")]
+    neither = Estimate(0.001, 0.01, -0.02, 0.02, 5)
+    cells = {("1", "0.01"): better, ("1", "0.1"): neither, ("5", "0.01"): worse, ("5", "0.1"): None}
+    return [Panel("Split MNIST", "dhp", cells), Panel("Split MNIST", "dhp+si", dict(list(cells.items())[:3]))]
 
 
 def test_a_map_has_a_dot_where_an_interval_excludes_zero() -> None:
     drawing = difference_map(panels(), "Where", "epochs", "rate")
     left, right, _ = drawing.figure.axes
-    assert [axes.get_title() for axes in (left, right)] == ["dhp", "dhp+si"]
-    (dots,) = right.lines
-    assert list(zip(dots.get_xdata(), dots.get_ydata(), strict=True)) == [(0.5, 0.5), (0.5, 1.5)]
-    values = left.collections[0].get_array().reshape(2, 2)
+    assert [axes.get_title().strip() for axes in (left, right)] == ["dhp", "dhp+si"]
+    assert left.get_title(loc="left") == "Split MNIST"
+    marks = [
+        [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines] for axes in (left, right)
+    ]
+    assert marks[0] == [[(0.5, 0.5), (0.5, 1.5)], [(1.5, 1.5)]], "a cross where trials diverged"
+    assert marks[1] == [[(0.5, 0.5), (0.5, 1.5)], []], "and none where nothing was run"
+    (mesh,) = left.collections
+    values = mesh.get_array().reshape(2, 2)
     assert values[0].tolist() == pytest.approx([2, 0.1])
     assert values[1, 0] == pytest.approx(-1)
     assert values.mask.tolist() == [[False, False], [False, True]]
+    better, worse = (to_hex(mesh.cmap(mesh.norm(value))) for value in (9, -9))
+    assert (better, worse) == ("#0072b2", "#d55e00"), "blue and orange"
+    assert mesh.norm.vmax == pytest.approx(2), "nearly the largest"
     assert left.yaxis_inverted()
     assert [label.get_text() for label in left.get_yticklabels()] == ["1", "5"], "the first row is at the top"
     rows = rows_of(drawing)
-    assert len(rows) == 8
+    assert len(rows) == 7
+    assert rows[3]["points"] == ""
     assert rows[0] == {
         "benchmark": "Split MNIST", "head": "dhp", "epochs": "1", "rate": "0.01",
         "points": "2.0", "low": "1.0", "high": "3.0", "pairs": "5",

@@ -295,7 +295,7 @@ def test_heads_are_compared_at_one_learning_rate_with_all_else_as_the_search_beg
     diverged = {label: replace(r, diverged=[Divergence(0, 0, 0)]) for label, r in star.items() if r.config.plastic}
     run = replace(runs["split-mnist", "search-1"], results=star | diverged)
     (row,) = (row for row in by_rate_table({("split-mnist", "search-1"): run}).rows if row[0].endswith("si, 0.03"))
-    assert row[2] == "diverged"
+    assert row[2] == "1 of 1 diverged"
     assert by_rate_table({}).rows == []
 
 

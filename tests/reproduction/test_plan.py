@@ -61,6 +61,8 @@ def test_what_may_prevent_divergence_is_tried_one_thing_at_a_time() -> None:
             continue
         assert config == usual.replace(**CURES[label])
         assert all(has_effect(name, config) for name in CURES[label]), label
+        assert set(CURES[label]) <= {"learn_eta", "eta"} or len(set(CURES[label]) - {"learn_eta", "eta"}) == 1, label
+        assert ("eta" in CURES[label]) <= ("learn_eta" in CURES[label]), "η is given only where it is fixed"
         assert len(group_by(SAME_TASKS, {"it": config, "usual": usual})) == 1, "the same tasks in the same trials"
 
 
@@ -73,6 +75,7 @@ def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first(
     for part in everything:
         assert part.example.benchmark == part.benchmark
         if not part.needs:
+            assert {config.dataset for config in part.configs.values()} == {part.example.dataset}, "what is loaded"
             assert {config.benchmark for config in part.configs.values()} == {part.benchmark}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from builders import small_digits
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import preset
 from engram.engine.training import Runtime
-from engram.reproduction.map import EPOCHS, HEADS, PENALTIES, RATES, draw_map, label_of, map_table
+from engram.reproduction.map import EPOCHS, HEADS, PENALTIES, RATES, best_rates_table, draw_map, label_of, map_table
 from engram.reproduction.page import make_page
 from engram.reproduction.plan import plan
 from engram.reproduction.run import run_reproduction
@@ -53,6 +54,36 @@ def test_the_map_has_a_row_for_each_rate_and_number_of_epochs(small: tuple[Path,
                 value -= last(run, label_of(epochs, rate, "linear" + f"+{penalty}" * bool(penalty)))
             assert float(cell.split()[0]) == pytest.approx(value, abs=0.006), column
     assert map_table(runs, "permuted-mnist").rows == []
+
+
+def test_trials_that_diverged_or_were_not_run_are_said_to_be_so(small: tuple[Path, Runs]) -> None:
+    _, runs = small
+    run = runs["split-mnist", "map"]
+    lost, gone = label_of(1, 0.01, "steady"), label_of(5, 0.03, "dhp")
+    results = {k: replace(r, diverged=[Divergence(0, 0, 0)]) if k == lost else r for k, r in run.results.items()}
+    del results[gone]
+    changed = {("split-mnist", "map"): replace(run, results=results)}
+    rows = {(row[0], row[1]): row for row in map_table(changed, "split-mnist").rows}
+    assert rows["1 epoch", "0.01"][4] == "1 of 1 diverged"
+    assert rows["5 epochs", "0.03"][3] == "–"
+    drawing = draw_map(changed)
+    assert drawing is not None
+    shown = {tuple(row[1:4]): row[4] for row in drawing.rows}
+    assert np.isnan(float(shown["steady", "1", "0.01"]))
+    assert ("dhp", "5", "0.03") not in shown
+    assert [row[0] for row in best_rates_table(changed).rows] == ["Split MNIST, 1 epoch", "Split MNIST, 20 epochs"]
+
+
+def test_each_head_is_compared_at_its_best_rate(small: tuple[Path, Runs]) -> None:
+    _, runs = small
+    run = runs["split-mnist", "map"]
+    table = best_rates_table(runs)
+    for row, epochs in zip(table.rows, EPOCHS, strict=True):
+        for method, cell in zip(table.columns[1:], row[1:], strict=True):
+            plain = "linear" + method.removeprefix(method.partition("+")[0])
+            best = [max(last(run, label_of(epochs, rate, name)) for rate in RATES) for name in (method, plain)]
+            assert float(cell) == pytest.approx(best[0] - best[1], abs=0.006)
+    assert best_rates_table({}).rows == []
 
 
 def test_the_map_is_drawn_and_in_the_report(small: tuple[Path, Runs]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
 from engram.report.layout import Table
-from engram.report.pairs import accuracy_difference
 from engram.report.tables import final_accuracy
 from engram.reproduction import ladder
 from engram.reproduction.ladder import (
@@ -28,7 +27,7 @@ from engram.reproduction.ladder import (
 )
 from engram.reproduction.rungs import rung_pairs
 from engram.reproduction.search import best_point, settings_at
-from engram.reproduction.verdicts import points, where
+from engram.reproduction.verdicts import added, points, where
 from engram.runs.result import Result
 from engram.runs.run import Run
 
@@ -128,7 +127,7 @@ def by_rate_table(runs: Runs) -> Table:
         for ending in ENDINGS:
             plain = tried[f"linear{ending}"]
             for rate in sorted(plain):
-                cells = [_added(tried[head + ending].get(rate), plain[rate]) for head in heads]
+                cells = [added(tried[head + ending].get(rate), plain[rate]) for head in heads]
                 if any(cell != "–" for cell in cells):
                     name = f"{title_of(benchmark)}: {ending.removeprefix('+') or 'alone'}, {rate:g}"
                     rows.append((name, final_accuracy(plain[rate]), *cells))
@@ -142,12 +141,6 @@ def _by_rate(contestant: Contestant, rounds: Sequence[Run], benchmark: str) -> d
     tried = scores_of(contestant, rounds, search_rounds(benchmark))
     found = [results[contestant.tried(point)[0]] for point in tried if not any(point[1:])]
     return {result.config.learning_rate: result for result in found}
-
-
-def _added(result: Result | None, plain: Result) -> str:
-    if result is None:
-        return "–"
-    return "diverged" if result.diverged else points(accuracy_difference(result, plain))
 
 
 def counts_table(runs: Runs) -> Table:

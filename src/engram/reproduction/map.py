@@ -5,6 +5,7 @@ DHP and the steady trace against a plain head, all starting as the published lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -16,9 +17,10 @@ from engram.report.figures.matrices import Panel, difference_map
 from engram.report.layout import Table, count
 from engram.report.pairs import accuracy_difference
 from engram.report.tables import final_accuracy
-from engram.reproduction.ladder import PUBLISHED, Runs
-from engram.reproduction.verdicts import points
+from engram.reproduction.ladder import PUBLISHED, Runs, score
+from engram.reproduction.verdicts import added
 from engram.runs.metrics import Estimate
+from engram.runs.result import Result
 
 # Few digits are enough, and they come with the package. The seed is of no other part.
 FEW: dict[str, Any] = {
@@ -57,32 +59,6 @@ def map_configs(benchmark: str) -> dict[str, Config]:
     }
 
 
-def map_differences(runs: Runs, benchmark: str) -> dict[str, dict[tuple[int, float], Estimate]]:
-    """By method: what its trace adds to the plain head, by epochs and learning rate; nothing if the map was not run.
-
-    Args:
-        runs: those of a reproduction.
-        benchmark: on which benchmark.
-
-    Example:
-        >>> map_differences(read_reproduction("results").runs, "split-mnist")["dhp+si"][1, 0.01].mean
-    """
-    if (benchmark, "map") not in runs:
-        return {}
-    results = runs[benchmark, "map"].results
-    return {
-        f"{head}{ending}": {
-            (epochs, rate): accuracy_difference(
-                results[label_of(epochs, rate, head + ending)], results[label_of(epochs, rate, "linear" + ending)]
-            )
-            for epochs in EPOCHS
-            for rate in RATES
-        }
-        for head in HEADS
-        for ending in PENALTIES
-    }
-
-
 def map_table(runs: Runs, benchmark: str) -> Table:
     """The plain head at each learning rate and number of epochs, and what a trace adds to it; no row without the map.
 
@@ -93,24 +69,75 @@ def map_table(runs: Runs, benchmark: str) -> Table:
     Example:
         >>> print(map_table(read_reproduction("results").runs, "split-mnist").to_text())
     """
-    found = map_differences(runs, benchmark)
+    results = _results(runs, benchmark)
     rows = []
-    for epochs, rate in product(EPOCHS, RATES) if found else ():
+    for epochs, rate in product(EPOCHS, RATES) if results else ():
         cells = []
         for ending in PENALTIES:
-            plain = runs[benchmark, "map"].results[label_of(epochs, rate, f"linear{ending}")]
-            cells += [final_accuracy(plain), *(points(found[head + ending][epochs, rate]) for head in HEADS)]
+            plain, *others = (results.get(label_of(epochs, rate, head + ending)) for head in ("linear", *HEADS))
+            cells += ["–" if plain is None else final_accuracy(plain), *(added(other, plain) for other in others)]
         rows.append((count(epochs, "epoch"), f"{rate:g}", *cells))
     columns = [name + ending for ending in PENALTIES for name in ("linear", *HEADS)]
     title = f"{title_of(benchmark)} with few digits: the plain head in %, and points that a trace adds to it"
     return Table(title, ("", "rate", *columns), rows)
 
 
+def best_rates_table(runs: Runs) -> Table:
+    """Each head at its best learning rate minus the plain head at its own.
+
+    The rates are the best on the same test samples, so the differences have no interval: they describe the map. No rate
+    at which a trial diverged is the best.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(best_rates_table(read_reproduction("results").runs).to_text())
+    """
+    rows = []
+    for benchmark, epochs in product(PAPER_BENCHMARKS, EPOCHS):
+        results = _results(runs, benchmark)
+        if all(label_of(epochs, rate, head) in results for rate in RATES for head in ("linear", *HEADS)):
+            cells = []
+            for head, ending in product(HEADS, PENALTIES):
+                ours, theirs = (
+                    max(score(results[label_of(epochs, rate, name + ending)]) for rate in RATES)
+                    for name in (head, "linear")
+                )
+                cells.append(f"{100 * (ours - theirs):+.2f}")
+            rows.append((f"{title_of(benchmark)}, {count(epochs, 'epoch')}", *cells))
+    columns = [head + ending for head, ending in product(HEADS, PENALTIES)]
+    return Table(
+        "Each head at its best learning rate, minus the plain head at its own, in points", ("", *columns), rows
+    )
+
+
 def draw_map(runs: Runs) -> Drawing | None:
-    """The same on all benchmarks, as a figure; None without the map."""
+    """What a trace adds on all benchmarks, as a figure; None without the map.
+
+    Example:
+        >>> draw_map(read_reproduction("results").runs).to_bytes("png")
+    """
     panels = [
-        Panel(title_of(benchmark), method, {(str(epochs), f"{rate:g}"): e for (epochs, rate), e in found.items()})
+        _panel(title_of(benchmark), results, head, ending)
         for benchmark in PAPER_BENCHMARKS
-        for method, found in map_differences(runs, benchmark).items()
+        if (results := _results(runs, benchmark))
+        for head, ending in product(HEADS, PENALTIES)
     ]
-    return difference_map(panels, "Where a trace helps", "epochs", "learning rate") if panels else None
+    if not any(panel.differences for panel in panels):
+        return None
+    return difference_map(panels, "Where a trace helps", "epochs", "learning rate")
+
+
+def _panel(name: str, results: Mapping[str, Result], head: str, ending: str) -> Panel:
+    differences: dict[tuple[str, str], Estimate | None] = {}
+    for epochs, rate in product(EPOCHS, RATES):
+        ours, plain = (results.get(label_of(epochs, rate, each + ending)) for each in (head, "linear"))
+        if ours is not None and plain is not None:
+            whole = not (ours.diverged or plain.diverged)
+            differences[str(epochs), f"{rate:g}"] = accuracy_difference(ours, plain) if whole else None
+    return Panel(name, head + ending, differences)
+
+
+def _results(runs: Runs, benchmark: str) -> Mapping[str, Result]:
+    return runs[benchmark, "map"].results if (benchmark, "map") in runs else {}

@@ -42,7 +42,7 @@ from engram.reproduction import form, rungs, stress
 from engram.reproduction.claims import claims_verdict
 from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
 from engram.reproduction.ladder import Runs
-from engram.reproduction.map import draw_map, map_table
+from engram.reproduction.map import best_rates_table, draw_map, map_table
 from engram.reproduction.study import divergence_table, relu_table
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results, where
@@ -111,7 +111,7 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
     ladder = [rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS]
     ladder += [rungs.verdicts_table(runs), rungs.one_strength_table(runs)]
     ladder += [form.counts_table(runs), form.candidates_table(runs), form.by_rate_table(runs)]
-    ladder += [stress.stress_table(runs), relu_table(runs), divergence_table(runs)]
+    ladder += [stress.stress_table(runs), best_rates_table(runs), relu_table(runs), divergence_table(runs)]
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder

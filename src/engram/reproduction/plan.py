@@ -118,7 +118,8 @@ def _quick(part: str, benchmark: str, most_trials: int | None) -> tuple[dict[str
 
 
 def _part(name: str, benchmark: str, quick: bool, most_trials: int | None) -> Part:
-    step = {**STEPS, **stress.STEPS}.get(name) or Step(lambda benchmark, _: CONFIGS[name](benchmark))
+    of_this = Step(lambda benchmark, _: CONFIGS[name](benchmark), NEEDS.get(name, ()))
+    step = {**STEPS, **stress.STEPS}.get(name, of_this)
     changes, most = _quick(name, benchmark, most_trials) if quick else ({}, most_trials)
 
     def make(runs: Runs) -> dict[str, Config]:
@@ -127,8 +128,10 @@ def _part(name: str, benchmark: str, quick: bool, most_trials: int | None) -> Pa
     everywhere = (benchmark,) if quick else PAPER_BENCHMARKS  # so that a quick one needs no other benchmark's data
     needs = [(benchmark, need) for need in step.needs]
     needs += [(other, need) for other in everywhere for need in step.of_all]
-    example = preset(benchmark, "finetune", **changes)
-    return Part(name, benchmark, example, make, tuple(need for need in needs if need not in NOT_RUN))
+    needs = [need for need in needs if need not in NOT_RUN]
+    # A part that needs others is of the benchmark's own dataset.
+    example = preset(benchmark, "finetune", **changes) if needs else next(iter(make({}).values()))
+    return Part(name, benchmark, example, make, tuple(needs))
 
 
 def table_configs(benchmark: str) -> dict[str, Config]:
@@ -155,6 +158,7 @@ CONFIGS = {
     "sensitivity": sensitivity_configs,
     "study": study_configs,
 }
+NEEDS = {"relu": ("rung-1",)}  # it is compared with it
 
 
 def _shortened(configs: dict[str, Config], changes: dict[str, Any], most_trials: int | None) -> dict[str, Config]:

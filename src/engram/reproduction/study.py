@@ -214,7 +214,7 @@ def when_diverged(result: Result) -> str:
 def divergence_table(runs: Runs) -> Table:
     """DHP on a short mixture with one thing changed at a time: which trials diverged, and what its trace was like.
 
-    The numbers are of the end of the third task, the last one that all have learned.
+    The numbers are of the end of the third task, over the trials that have learned it.
 
     Args:
         runs: those of a reproduction.
@@ -228,7 +228,9 @@ def divergence_table(runs: Runs) -> Table:
         third = {row["trial"]: row for row in result.dynamics if row["task"] == 2}.values()
         digits = {"eta": 4, "alpha_norm": 1, "loss": 3}
         shown = [number(float(np.mean([row[key] for row in third])), digits[key]) if third else "–" for key in digits]
-        tested = number(100 * metrics.estimate(result.latest_task[:, 2]).mean, 1)
+        learned = metrics.estimate(result.latest_task[:, 2])
+        num, of = learned.num_trials, len(result.accuracy)
+        tested = number(100 * learned.mean, 1) + ("" if num == of else f" ({num} of {of} trials)")
         rows.append((name, when_diverged(result) or "0", *shown, tested, final_accuracy(result)))
     columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on its test samples, %")
     return Table(

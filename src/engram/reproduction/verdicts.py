@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
-from engram.report.pairs import Pair, pairs
+from engram.report.pairs import Pair, accuracy_difference, pairs
 from engram.reproduction.ladder import Runs
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -104,6 +104,20 @@ def points(difference: Estimate) -> str:
     if difference.num_trials < 2:
         return _signed(difference.mean)
     return f"{_signed(difference.mean)} [{_signed(difference.low)}, {_signed(difference.high)}]"
+
+
+def added(result: Result | None, plain: Result | None) -> str:
+    """What a head adds to the plain one, as `points` shows it; where trials diverged, that, and no mean of the others.
+
+    Example:
+        added(run.results["dhp+si"], run.results["linear+si"])
+    """
+    if result is None or plain is None:
+        return "–"
+    for whose, found in (("", result), ("plain: ", plain)):
+        if found.diverged:
+            return f"{whose}{len(found.diverged)} of {len(found.accuracy)} diverged"
+    return points(accuracy_difference(result, plain))
 
 
 def _signed(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engram.report.figures.drawing import COLOURS, MEDIUM, SMALL, WIDTH, Cell, Drawing, new_figure
+from engram.report.figures.drawing import COLOURS, INK, MEDIUM, SMALL, WIDTH, Cell, Drawing, new_figure
 from engram.report.layout import Table, number
 from engram.report.tables import label_heading
 from engram.runs.metrics import Array, Estimate
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 LARGEST_WITH_NUMBERS = 5  # tasks: with more, the numbers in the cells are too small to read
 SHADES = 64
 CHARACTERS = 26  # of a title in one line
+NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0)  # of a cell that has not been run
 
 
 def accuracy_matrices(results: Mapping[str, Result]) -> Drawing:
@@ -76,15 +78,15 @@ def accuracy_matrices(results: Mapping[str, Result]) -> Drawing:
 
 @dataclass(frozen=True)
 class Panel:
-    """A heat map of differences in [-1, 1], by the values of two settings: (down, across)."""
+    """A heat map of differences in [-1, 1], by the values of two settings: (down, across). None: trials diverged."""
 
     row: str
     column: str
-    differences: Mapping[tuple[str, str], Estimate]
+    differences: Mapping[tuple[str, str], Estimate | None]
 
 
 def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) -> Drawing:
-    """Where a difference lies above zero and where below, over two settings; a dot where its 95% interval says so.
+    """Where a head is better than another and where worse, over two settings; a dot where its 95% interval says so.
 
     Args:
         panels: in rows and columns by their names; all have the same settings.
@@ -98,57 +100,65 @@ def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) 
     from matplotlib.colors import LinearSegmentedColormap
 
     names, heads = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in panels), strict=True))
-    ys, xs = (list(dict.fromkeys(values)) for values in zip(*panels[0].differences, strict=True))
-    figure = new_figure(WIDTH, 0.25 * len(ys) * len(names) + 0.35 * len(names) + 1.5)
+    places = [place for panel in panels for place in panel.differences]
+    ys, xs = (list(dict.fromkeys(values)) for values in zip(*places, strict=True))
+    figure = new_figure(WIDTH, (0.25 * len(ys) + 0.4) * len(names) + 1.7)
     grid = figure.subplots(len(names), len(heads), squeeze=False, sharex=True, sharey=True)
     colours = LinearSegmentedColormap.from_list("sides", [str(COLOURS["online-ewc"]), "#f4f4f4", str(COLOURS["si"])])
-    means = [abs(e.mean) for panel in panels for e in panel.differences.values() if np.isfinite(e.mean)]
-    limit = 100 * float(np.quantile(means, 0.9)) if means else 1.0  # so that one cell does not pale all others
+    means = [abs(e.mean) for panel in panels for e in panel.differences.values() if e is not None]
+    limit = 100 * float(np.nanquantile(means, 0.9)) if means else 1.0  # so that one cell does not pale all others
     for panel in panels:
         axes = grid[names.index(panel.row)][heads.index(panel.column)]
-        found = [[panel.differences[y, x] for x in xs] for y in ys]
-        values = np.ma.masked_invalid([[100 * each.mean for each in row] for row in found])
+        found = [[panel.differences.get((y, x), NOTHING) for x in xs] for y in ys]
+        values = np.ma.masked_invalid([[np.nan if e is None else 100 * e.mean for e in row] for row in found])
         mesh = axes.pcolormesh(values, vmin=-limit, vmax=limit, cmap=colours, edgecolors="#ffffff", linewidth=0.5)
-        sure = [(x + 0.5, y + 0.5) for y, row in enumerate(found) for x, each in enumerate(row) if _is_sure(each)]
-        axes.plot([x for x, _ in sure], [y for _, y in sure], "o", ms=3, color="#101010")
+        # On a dark page a cell keeps its colour, so its dot does too; an empty cell is as dark as the page.
+        for mark, holds in (("o", _is_sure), ("x", lambda e: e is None)):
+            at = [(x + 0.5, y + 0.5) for y, row in enumerate(found) for x, each in enumerate(row) if holds(each)]
+            colour = "#101010" if mark == "o" else INK
+            axes.plot([x for x, _ in at], [y for _, y in at], mark, ms=3 if mark == "o" else 5, color=colour)
         axes.set_xticks(np.arange(len(xs)) + 0.5, xs, fontsize=SMALL, rotation=90)
         axes.set_yticks(np.arange(len(ys)) + 0.5, ys, fontsize=SMALL)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     grid[0][0].invert_yaxis()  # they share it
     for axes, head in zip(grid[0], heads, strict=True):
-        axes.set_title(head, fontsize=SMALL)
-    for row, name in zip(grid, names, strict=True):
-        row[0].set_ylabel(textwrap.fill(name, 12) + f"\n{down}", fontsize=SMALL)
+        axes.set_title(f"{head}\n", fontsize=SMALL)  # above the name of the row
+    for (first, *_), name in zip(grid, names, strict=True):
+        first.set_title(name, fontsize=SMALL, fontweight="bold", loc="left")
+        first.set_ylabel(down, fontsize=SMALL)
     for axes in grid[-1]:
         axes.set_xlabel(across, fontsize=SMALL)
     bar = figure.colorbar(mesh, ax=grid, location="bottom", shrink=0.7, aspect=35, pad=0.02, extend="both")
-    bar.set_label("points of accuracy; a dot: the 95% interval excludes zero", fontsize=SMALL)
+    bar.set_label("points of accuracy", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL, width=0.6)
     bar.outline.set_visible(False)
-    long: list[tuple[Cell, ...]] = [
-        (p.row, p.column, y, x, *(100 * value for value in (e.mean, e.low, e.high)), e.num_trials)
-        for p in panels
-        for (y, x), e in p.differences.items()
-    ]
-    short = [
-        (f"{p.row}, {p.column}, {down} {y}, {across} {x}", number(100 * e.mean, 2))
-        for p in panels
-        for (y, x), e in p.differences.items()
-    ]
+    cells = [(p.row, p.column, *place, e) for p in panels for place, e in p.differences.items()]
     return Drawing(
         "map",
         title,
-        "Blue: it is better than the plain head. Orange: it is worse. A dot where the 95% interval excludes zero.",
+        "Blue: better than the plain head. Orange: worse. A dot: the 95% interval excludes zero; one in twenty does so "
+        "by chance. A cross: trials diverged.",
         figure,
         ("benchmark", "head", down, across, "points", "low", "high", "pairs"),
-        long,
-        Table("Points of accuracy", ("", "difference"), short),
+        [(*names, *_in_points(e)) for *names, e in cells],
+        Table(
+            "Points of accuracy",
+            ("", "difference"),
+            [
+                (f"{row}, {head}, {down} {y}, {across} {x}", "diverged" if e is None else number(100 * e.mean, 2))
+                for row, head, y, x, e in cells
+            ],
+        ),
     )
 
 
-def _is_sure(difference: Estimate) -> bool:
-    return difference.low > 0 or difference.high < 0
+def _in_points(e: Estimate | None) -> tuple[float, float, float, int]:
+    return (np.nan, np.nan, np.nan, 0) if e is None else (100 * e.mean, 100 * e.low, 100 * e.high, e.num_trials)
+
+
+def _is_sure(difference: Estimate | None) -> bool:
+    return difference is not None and (difference.low > 0 or difference.high < 0)
 
 
 def mean_matrix(result: Result) -> Array:
