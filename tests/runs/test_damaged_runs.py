@@ -123,6 +123,15 @@ def test_json_is_bounded_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest
     assert "larger than" in refusal(read_json, path)
 
 
+def test_a_label_of_any_length_is_missed_in_one_sentence(valid: Path, tmp_path: Path) -> None:
+    def rename(about: dict[str, Any]) -> None:
+        about["configs"]["x" * 10_000] = about["configs"].pop("si")
+
+    run = read_run(changed(valid, tmp_path, "run.json", rename))
+    assert list(run.problems) == ["x" * 10_000]
+    check(run)
+
+
 def test_dynamics_are_bounded_before_they_are_parsed(
     valid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,7 +325,7 @@ def test_finished_run_lacks_a_label(tmp_path: Path) -> None:
     text = (tmp_path / "results.json").read_text().replace('"two"', '"three"')
     (tmp_path / "results.json").write_text(text)
     assert read_run(tmp_path).problems == {
-        "two": f"{tmp_path / 'results.json'} has no entry two, though the run is finished"
+        "two": f"it has no entry in {tmp_path / 'results.json'}, though the run is finished"
     }
 
 

@@ -113,7 +113,7 @@ def _read_one(path: Path, dynamics: bool) -> Run:
     results, problems = read_results(path, configs, about["data"], dynamics)
     if about.get("finished"):
         lacking = [label for label in configs if label not in results and label not in problems]
-        problems |= {label: f"{path / RESULTS} has no entry {label}, though the run is finished" for label in lacking}
+        problems |= dict.fromkeys(lacking, f"it has no entry in {path / RESULTS}, though the run is finished")
     return Run(path, configs, results, about, problems)
 
 
