@@ -270,6 +270,10 @@ def test_heads_are_compared_at_one_strength_the_best_of_one_of_them(
         for cell, (strength, gain) in zip(cells, expected, strict=True):
             assert cell.partition(": ")[0] == strength
             assert float(cell.partition(": ")[2]) == pytest.approx(gain, abs=0.006)
+    run = runs["split-mnist", "grid-1"]
+    lost = {k: replace(r, diverged=[Divergence(0, 0, 0)]) for k, r in run.results.items() if k.startswith("dhp+si: ")}
+    changed = {("split-mnist", "grid-1"): replace(run, results=run.results | lost)}
+    assert one_strength_table(changed).rows[0][1:] == ("–",) * 4, "no strength is left where trials diverged"
     assert one_strength_table({}).rows == []
 
 
