@@ -336,7 +336,9 @@ def test_a_cache_that_cannot_be_written(fresh_process: Path) -> None:
 @needs_compiler
 def test_a_run_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch, fresh_process: Path) -> None:
     digits, quick = small_digits(200, 40), {"num_tasks": 2, "trials": 2, "epochs": 1, "batch_size": 16}
-    configs = [preset("split-mnist", method, **quick) for method in ("si", "dhp+si", "dhp+online-ewc")]
+    configs = [
+        preset("split-mnist", method, dataset=digits.name, **quick) for method in ("si", "dhp+si", "dhp+online-ewc")
+    ]
     configs += [config.replace(penalty_step="gradient") for config in configs]
     notes: list[str] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,8 @@ def test_resumed_groups_equal_uninterrupted_ones(tmp_path: Path) -> None:
 
 def test_shorter_mixture_uses_only_its_own_datasets() -> None:
     """The number of outputs is that of the datasets of a config, not of all that were loaded."""
-    first, second = small_digits(40, 20), small_digits(40, 20, first=100)
+    first = replace(small_digits(40, 20), name="mnist")
+    second = replace(small_digits(40, 20, first=100), name="notmnist")
     short = preset("vision-mixture", "finetune", num_tasks=1, network="mlp", hidden=[8], trials=1, epochs=1)
     both = Source((first, second))
     (stream,) = both.streams(short, [0])
@@ -183,6 +185,14 @@ def test_shorter_mixture_uses_only_its_own_datasets() -> None:
 
 
 # --- refused
+
+
+def test_data_that_the_settings_do_not_name_are_refused() -> None:
+    """A result says which dataset it is of, so the two must agree."""
+    on_mnist = preset("permuted-mnist", "finetune")
+    for datasets, given in (((small_digits(40, 20),), "mnist-small was given"), ((), "no dataset was given")):
+        with pytest.raises(InputError, match=f"the settings name mnist, but {given}"):
+            train({"a": on_mnist}, Source(datasets), CPU)
 
 
 @pytest.mark.parametrize(("name", "value"), [("benchmark", "split-mnist"), ("dataset", "notmnist")])

@@ -53,7 +53,12 @@ class Source:
 
     def streams(self, config: Config, trials: Sequence[int]) -> list[Stream]:
         if self.stream is None:
-            return build_streams(config, trials, self.datasets[: len(dataset_names(config))])
+            names = dataset_names(config)
+            given = self.datasets[: len(names)]
+            if names != tuple(dataset.name for dataset in given):  # a result would have the wrong name of its data
+                found = ", ".join(dataset.name for dataset in given) or "no dataset"
+                raise InputError(f"the settings name {', '.join(names)}, but {found} was given")
+            return build_streams(config, trials, given)
         return arrange([self.stream] * len(trials), config.scenario, config.mask_training)
 
 
