@@ -1,6 +1,7 @@
 # make demo       forgetting, and what holds it, on real digits: a table, figures and a page in demo/
 # make test       the tests, without those of make test-slow
 # make test-slow  the tests that start clusters, browsers or several processes, kill some, or try many cases
+# make test-kernels  the tests of the Triton kernels in Triton's interpreter, which needs no GPU
 # make check      all tests, lint and types
 # make docs       the documentation in site/
 # make notebooks  run the notebooks of the documentation again, and keep what they show
@@ -12,7 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: env demo test test-slow test-avalanche test-frameworks check lint docs notebooks clean
+.PHONY: env demo test test-slow test-kernels test-avalanche test-frameworks check lint docs notebooks clean
 
 env: .venv/.made
 
@@ -44,6 +45,16 @@ test-slow: export OMP_NUM_THREADS = 1
 test-slow: env
 	$(BIN)/python -m pytest -n 2 -rs -m slow
 
+# Where PyTorch has come with Triton, it stays. The interpreter of 3.9 refuses masks that are combined with a number.
+.venv/.kernels: .venv/.made
+	$(PIP) 'triton<3.9'
+	touch $@
+
+test-kernels: export OMP_NUM_THREADS = 1
+test-kernels: export TRITON_INTERPRET = 1
+test-kernels: .venv/.kernels
+	$(BIN)/python -m pytest -n 2 -rs tests/engine/test_kernels.py
+
 # avalanche-lib has many requirements, so it gets its own environment. torchvision would bring another PyTorch.
 .venv-avalanche/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-avalanche
@@ -65,7 +76,7 @@ test-frameworks: export OMP_NUM_THREADS = 1
 test-frameworks: .venv-frameworks/.made
 	.venv-frameworks/bin/python -m pytest -rs tests/integrations/test_lightning.py tests/integrations/test_huggingface.py tests/runs/test_servers.py
 
-check: test test-slow lint
+check: test test-slow test-kernels lint
 
 lint: env
 	$(BIN)/ruff check src tests tools examples benchmarks
