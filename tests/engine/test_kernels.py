@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +22,11 @@ from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.convolutions import channels_last
 from engram.engine.gpu.heads import BATCHES_KEPT, LateMoment
 from engram.engine.gpu.program import Mapped
-from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
+from engram.engine.gpu.rows import Moving, Rows, Step, steps_of, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
+from engram.nn.dhp import DHPSoftmax
 from engram.nn.memory import class_sums, second_moment
 from engram.nn.networks import Network
 
@@ -294,6 +295,21 @@ def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, 
             torch.testing.assert_close(
                 found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
             )
+
+
+@pytest.mark.parametrize("size", [None, 2.0])
+@pytest.mark.parametrize("is_slope", [False, True])
+def test_anchors_move_with_the_fast_part(kernels: ModuleType, is_slope: bool, size: float | None) -> None:
+    """In some models of a section, in any order; the others' shifts stay."""
+    layer = DHPSoftmax(5, 3, trace_scale=size)
+    alpha, hebb, gain, shift = torch.randn(4, 4, 3, 5, device=DEVICE)
+    models, held = torch.tensor([2, 0], device=DEVICE), torch.tensor([1, 3], device=DEVICE)
+    moving = Moving("head", models, held, shift[held].clone(), is_slope)
+    expected, found = shift.clone(), shift.clone()
+    moving.move(SimpleNamespace(gain=gain, shift=expected), layer.fast_part_of(alpha[models], hebb[models]))
+    kernels.move_shift(alpha, hebb, gain, moving.shift, found, models, held, is_slope, size)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found[[0, 2]], shift[[0, 2]], rtol=0, atol=0)
 
 
 def test_kernels_that_are_compiled_ahead_compute_nothing(kernels: ModuleType) -> None:
