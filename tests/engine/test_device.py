@@ -1,4 +1,4 @@
-"""A GPU computes what the CPU does: each kernel what plain PyTorch does, and the whole what its parts do."""
+"""A GPU computes what the CPU does. `test_kernels.py` has the kernels by themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import engram
@@ -22,18 +21,15 @@ from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
-from engram.data.batches import move_streams, plan_epoch, read_many
+from engram.data.batches import move_streams, plan_epoch
 from engram.engine.build import build_learner, build_streams, precision_of
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped
-from engram.engine.gpu.rows import Step, take_step
 from engram.engine.learner import Learner
 from engram.engine.loop import RECORDS_PER_EPOCH, run_stream
 from engram.engine.program import Batches
 from engram.engine.training import Runtime
-from engram.nn.classes import mask_logits
-from engram.nn.trace import PlasticSoftmax
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = torch.device("cuda")
@@ -52,22 +48,6 @@ def kernels() -> ModuleType:
     from engram.engine.gpu.kernels import step
 
     return step
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(GPU)
-
-
-def numbers(high: int, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed)).to(GPU)
-
-
-def assert_near(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    """To within a part of the largest number that there is, on whatever device and in whatever precision."""
-    assert found.shape == expected.shape
-    found, expected = found.detach().double().cpu(), expected.detach().double().cpu()
-    difference, scale = (found - expected).abs().max().item(), expected.abs().max().item()
-    assert difference <= tolerance * max(scale, 1e-3), f"{difference} of {scale}"
 
 
 # --- methods
@@ -421,146 +401,3 @@ def test_a_run_on_the_gpu_resumes_bit_for_bit(
     with interrupted(lambda position: position == stop_at):
         learn(CheckpointFolder(tmp_path, seconds_between=0))
     assert learn(CheckpointFolder(tmp_path)) == straight
-
-
-# --- kernels
-
-
-@needs_gpu
-@pytest.mark.parametrize("shape", [(), (7,), (100,), (10, 33), (3, 5, 70), (41, 50)])
-def test_a_step_of_many_models(kernels: ModuleType, shape: tuple[int, ...]) -> None:
-    gain, shift, path = (random(3, *shape, seed=seed) for seed in (1, 2, 3))
-    step = Step(
-        rate=torch.tensor([0.1, 0.2, 0.3, 0.0, 0.5, 0.6], device=GPU),
-        proximal=torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.int32, device=GPU),
-        gain=gain,
-        shift=shift,
-        held=torch.tensor([-1, 0, 1, -1, 2, -1], dtype=torch.int32, device=GPU),
-        path=path.clone(),
-        followed=torch.tensor([-1, 0, -1, -1, 1, 2], dtype=torch.int32, device=GPU),
-    )
-    theta, gradient = random(6, *shape, seed=4), random(6, *shape, seed=5)
-    taken, expected = theta.clone(), theta.clone()
-    kernels.take_step(taken, gradient, step)
-    found_path = step.path.clone()
-    step.path.copy_(path)
-    take_step(expected, gradient, step)
-    assert_near(taken, expected)
-    assert_near(found_path, step.path)
-    assert torch.equal(taken[3], theta[3]), "at a rate of 0 it stays"
-
-    some = theta.clone()
-    kernels.take_step(some[1:3], gradient[1:3], step[1:3])
-    assert torch.equal(some[1:3], taken[1:3])
-    assert torch.equal(some[3:], theta[3:])
-    assert torch.equal(some[0], theta[0])
-
-
-@needs_gpu
-def test_a_step_of_models_without_a_penalty(kernels: ModuleType) -> None:
-    none = torch.empty(0, device=GPU)
-    nobody = torch.full((2,), -1, dtype=torch.int32, device=GPU)
-    step = Step(torch.tensor([0.1, 0.2], device=GPU), torch.zeros_like(nobody), none, none, nobody, none, nobody)
-    theta, gradient = random(2, 7, 33), random(33, 7, 2, seed=1).permute(2, 1, 0)
-    expected = theta - step.rate[:, None, None] * gradient
-    kernels.take_step(theta, gradient, step)
-    assert_near(theta, expected)
-
-
-@needs_gpu
-@pytest.mark.parametrize("batch", [1, 5, 33, 64, 70])
-@pytest.mark.parametrize("classes", [2, 10, 50, 100])
-def test_the_loss(kernels: ModuleType, classes: int, batch: int) -> None:
-    for own in (range(classes), range(0, classes, 2), range(1, 2)):
-        logits = (3 * random(6, batch, classes)).requires_grad_()
-        targets = torch.tensor(list(own), device=GPU)[numbers(len(own), 3, batch)]  # each for two models in a row
-        others = torch.ones(classes, dtype=torch.bool, device=GPU)
-        others[list(own)] = False
-        losses, slopes = kernels.cross_entropy(logits.detach(), targets, others)
-        each = [
-            F.cross_entropy(mask_logits(z, tuple(own)), y)
-            for z, y in zip(logits.double(), targets.repeat_interleave(2, dim=0), strict=True)
-        ]
-        (expected,) = torch.autograd.grad(torch.stack(each).sum(), logits)
-        assert_near(losses, torch.stack(each))
-        assert_near(slopes, expected)
-        assert not slopes[:, :, others].any()
-
-
-@needs_gpu
-@pytest.mark.parametrize("batch", [1, 5, 33, 64, 70])
-@pytest.mark.parametrize("units", [7, 100, 400])
-def test_bias_and_activation(kernels: ModuleType, units: int, batch: int) -> None:
-    out, bias = random(3, units, batch), random(3, units, seed=1)
-    expected = F.leaky_relu(out + bias[:, :, None], 0.2)
-    kernels.activate(out, bias, 0.2)
-    assert_near(out, expected, 1e-6)
-    for gradient in (random(3, batch, units, seed=2), random(3, units, batch, seed=2).mT):
-        delta, by_bias = kernels.pass_back(gradient, out, 0.2)
-        passed = gradient.mT * torch.where(out > 0, 1.0, 0.2)
-        assert_near(delta, passed, 1e-6)
-        assert_near(by_bias, passed.sum(dim=2))
-
-
-@needs_gpu
-@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("batch", [1, 5, 33, 64, 70])
-@pytest.mark.parametrize("classes", [2, 10, 50, 100])
-@pytest.mark.parametrize("units", [7, 100, 400])
-def test_the_plastic_head(kernels: ModuleType, units: int, classes: int, batch: int, turned: bool) -> None:
-    hidden = random(6, units, batch).mT if turned else random(6, batch, units)
-    targets = numbers(classes, 3, batch)
-    weight, alpha, hebb = (random(6, classes, units, seed=seed) for seed in (1, 2, 3))
-    delta = random(6, batch, classes, seed=4)
-    start = torch.tensor([0.0, 0.3, 1.0, -0.2, 1.7, 0.001], device=GPU)
-    for bounded in (True, False):
-        eta = start.clamp(0, 1) if bounded else start
-        tensors = [tensor.double().requires_grad_() for tensor in (hidden, weight, alpha, eta)]
-        logits, trace = PlasticSoftmax.apply(
-            tensors[0], targets.repeat_interleave(2, dim=0), *tensors[1:], hebb.double()
-        )
-        by_hidden, *expected = torch.autograd.grad(logits, tensors, delta.double())
-
-        written, rate = hebb.clone(), start.clone()
-        in_force, surprise = kernels.write_trace(hidden, targets, weight, alpha, rate, written, bounded)
-        assert torch.equal(rate, eta)
-        assert_near(written, trace)
-        assert_near(in_force, weight + alpha * trace)
-        assert_near(torch.bmm(hidden, in_force.mT), logits)
-        found = kernels.read_back(delta, hidden, targets, alpha, rate, written, in_force, surprise)
-        for value, wanted in zip(found[:3], expected, strict=True):
-            assert_near(value, wanted, 1e-4)
-        assert_near(found[3].mT, by_hidden, 1e-4)
-
-
-@needs_gpu
-@pytest.mark.parametrize("shape", [(1, 5, 7), (1, 28, 28), (3, 32, 32)])
-@pytest.mark.parametrize("permuted", [False, True], ids=["as it is", "permuted"])
-@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float64])
-def test_reading_a_batch(kernels: ModuleType, kind: torch.dtype, permuted: bool, shape: tuple[int, ...]) -> None:
-    store = numbers(256, 90, *shape).to(kind) if kind == torch.uint8 else random(90, *shape).to(kind)
-    labels, order = numbers(10, 90), torch.stack([torch.randperm(90, device=GPU) for _ in range(3)])
-    pixels = store[0].numel()
-    permutations = torch.stack([torch.randperm(pixels, device=GPU) for _ in range(3)]) if permuted else None
-    for first, batch_size in ((0, 5), (20, 70), (57, 33)):
-        cursor = torch.tensor(first, device=GPU)
-        inputs, targets = kernels.gather(store, labels, order, cursor, permutations, batch_size)
-        chosen = order[:, first : first + batch_size]
-        assert torch.equal(inputs, as_on_the_cpu(store, chosen, permutations))
-        assert torch.equal(targets, labels[chosen])
-        own = numbers(10, 3, 90, seed=1)  # the labels of each trial
-        _, targets = kernels.gather(store, own, order, cursor, permutations, batch_size)
-        assert torch.equal(targets, own.gather(1, chosen))
-    some = order[1:]  # of some trials
-    inputs, _ = kernels.gather(store, labels, some, cursor, None if permutations is None else permutations[1:], 5)
-    wanted = None if permutations is None else permutations[1:]
-    assert torch.equal(inputs, as_on_the_cpu(store, some[:, 57:62], wanted))
-
-
-def as_on_the_cpu(store: Tensor, chosen: Tensor, permutations: Tensor | None) -> Tensor:
-    """Where pixels are divided by 255; PyTorch's own division on a GPU multiplies by 1/255, which rounds otherwise."""
-    there = None if permutations is None else permutations.cpu()
-    return read_many(store.cpu(), chosen.cpu(), there, torch.float32).to(GPU)
-
-
-IMAGES = [(1, 28, 28), (3, 17, 20), (20, 12, 12), (4, 9, 7)]  # channels and sides
