@@ -16,12 +16,13 @@ from matplotlib.image import imread, imsave
 from builders import labelled
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import STEADY, preset
-from engram.report.pairs import pairs
+from engram.report.pairs import pairs, why_not_paired
 from engram.reproduction import claims as claims_module
 from engram.reproduction import verdicts
 from engram.reproduction.claims import claims
 from engram.reproduction.folder import read_reproduction
 from engram.reproduction.plan import plan
+from engram.reproduction.rungs import OPPONENTS, RUNGS, rung_pairs
 from engram.reproduction.tables import study_table
 from engram.runs import metrics
 from engram.runs.format import write_results
@@ -105,6 +106,16 @@ def test_published_results_are_of_the_settings_that_would_be_run_today() -> None
                 assert result.config == preset(benchmark, method).replace(**STEADY)
             if part in ("sensitivity", "study", "relu", "divergence"):
                 assert result.config == plan([benchmark], [part])[0].configs[method]
+
+
+@pytest.mark.parametrize("opponent", OPPONENTS)
+@pytest.mark.parametrize("rung", RUNGS)
+def test_differences_on_a_rung_are_of_the_same_tasks_in_the_same_order(rung: int, opponent: str) -> None:
+    """Whichever of several runs, on whichever device, a result is from."""
+    runs = read_reproduction(RESULTS).runs
+    for benchmark in PAPER_RESULTS:
+        for pair in rung_pairs(runs, benchmark, rung, opponent):
+            assert why_not_paired(pair.result, pair.baseline) is None, pair.label
 
 
 PAGES = [name for name in writer().DOCUMENTS if name not in ("README.md", "docs/form.md")]  # which has a registration
