@@ -31,6 +31,7 @@ from engram.reproduction.rungs import (
     ladder_table,
     one_strength_table,
     rung_differences,
+    rung_mean,
     settings_table,
     verdicts_table,
 )
@@ -52,7 +53,8 @@ from engram.reproduction.tables import (
     transfer_table,
     worst_table,
 )
-from engram.reproduction.verdicts import FEWEST_PAIRS, positions, steady_pairs, table_pairs, where
+from engram.reproduction.verdicts import FEWEST_PAIRS, counted, points, steady_pairs, table_pairs, where
+from engram.runs.run import read_run
 
 ROOT = Path(__file__).parent.parent
 OTHERS = [head for head in KNOBS if head not in ("linear", *CANDIDATES)]
@@ -101,11 +103,10 @@ def _of_rungs(runs: Runs) -> dict[str, str]:
     known: dict[str, str] = {}
     for rung, opponent in product(RUNGS, OPPONENTS):
         found = rung_differences(runs, rung, opponent)
-        known[f"rung {rung}: {opponent}"] = f"of {len(found)} differences {positions(found)}"
+        known[f"rung {rung}: {opponent}"] = counted(found)
         above = sum(where(difference) == "above zero" for difference in found)
         known[f"rung {rung}: {opponent} above"] = f"{above} of {len(found)}"
-        mean = 100 * sum(difference.mean for difference in found) / len(found)
-        known[f"rung {rung}: {opponent} mean"] = f"{mean:+.2f} points in the mean"
+        known[f"rung {rung}: {opponent} mean"] = points(rung_mean(runs, rung, opponent))
     for name, within in (("cells", cells_within), ("gains", gains_within)):
         known[name] = str(within(runs, 1)[1])
         known |= {f"{name} within {limit}": str(within(runs, limit)[0]) for limit in (1, 3)}
@@ -124,11 +125,9 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
     return {
         "models": f"{sum(run.num_models for run in runs.values()):,}",
         "candidates": str(num_selected(folder)),
-        "positions": positions([pair.accuracy for pair in table_pairs(runs)]),
-        "steady pairs": str(len(with_penalty)),
-        "steady positions": positions(with_penalty),
-        "alone pairs": str(len(alone)),
-        "alone positions": positions(alone),
+        "counted": counted([pair.accuracy for pair in table_pairs(runs)]),
+        "steady counted": counted(with_penalty),
+        "alone counted": counted(alone),
         **{f"grid: {label}": f"{100 * final(result).mean:.1f}" for label, result in grid.items()},
         "paper: si": str(PAPER_RESULTS["permuted-mnist"]["si"][0]),
         "study: plain finetune": f"{100 * final(plain).mean:.1f}",
@@ -150,9 +149,9 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: one strength": one_strength_table(runs).to_markdown(),
         "table: verdicts": verdicts_table(runs).to_markdown(),
         "table: counts": counts_table(runs).to_markdown(),
-        "tables: heads": _joined(
-            heads_table(runs, heads, title) for title, heads in (("Candidates", CANDIDATES), ("DHP and others", OTHERS))
-        ),
+        "tables: heads": _joined(_heads(runs)),
+        "table: counts registered": counts_table(as_registered(folder)).to_markdown(),
+        "tables: heads registered": _joined(_heads(as_registered(folder))),
         "table: rates": by_rate_table(runs).to_markdown(),
         "tables: map": _joined(table for name in PAPER_BENCHMARKS if (table := map_table(runs, name)).rows),
         "tables: best rates": _joined(table for table in [best_rates_table(runs)] if table.rows),
@@ -174,6 +173,15 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: data": data_table(runs).to_markdown(),
         "table: times": times_table(runs).to_markdown(),
     }
+
+
+def as_registered(folder: Path) -> Runs:
+    """Rung 4 on Split MNIST after three rounds, before the amendment of docs/form.md."""
+    return {("split-mnist", "rung-4"): read_run(folder / "split-mnist" / "rung-4-registered")}
+
+
+def _heads(runs: Runs) -> list[Table]:
+    return [heads_table(runs, heads, title) for title, heads in (("Candidates", CANDIDATES), ("Others", OTHERS))]
 
 
 def _joined(tables: Iterable[Table]) -> str:

@@ -16,7 +16,7 @@ from engram.cli.terminal import print_table
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import preset
 from engram.report.layout import Table
-from engram.report.pairs import Pair, has_paper_data, paper_value, why_not_paired
+from engram.report.pairs import Pair, has_paper_data, mean_accuracy_difference, paper_value, why_not_paired
 from engram.report.tables import COLUMNS, gains, so_far, summary, tables_of
 from engram.runs.result import Divergence, Result
 
@@ -424,3 +424,14 @@ def test_a_run_that_is_not_finished_shows_what_all_have_learned() -> None:
     assert table is not None
     assert table.title == "Split MNIST after 1 of 2 tasks, which all have learned so far"
     assert table.rows == [("finetune", "90.00 ± 0.00", "2", "none"), ("si", "90.00 ± –", "1", "none")]
+
+
+def test_a_mean_of_differences_has_the_interval_of_the_trials_means() -> None:
+    """Differences of one trial are not independent: two copies of one are no more certain than one."""
+    plain, plastic = make_result("si", (0.5, 0.8), (0.6, 0.9)), make_result("dhp+si", (0.7, 0.8), (0.6, 0.95))
+    first, second = Pair("dhp", "finetune", DHP, FINETUNE), Pair("dhp+si", "si", plastic, plain)
+    assert mean_accuracy_difference([first, first]) == first.accuracy
+    both = mean_accuracy_difference([first, second])
+    assert both.mean == pytest.approx((first.accuracy.mean + second.accuracy.mean) / 2)
+    rows = [pair.result.average_accuracy[:, -1] - pair.baseline.average_accuracy[:, -1] for pair in (first, second)]
+    assert both.sem == pytest.approx(np.mean(rows, axis=0).std(ddof=1) / math.sqrt(len(first.trials)))

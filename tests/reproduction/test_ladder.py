@@ -365,12 +365,12 @@ def test_the_verdict_says_where_the_intervals_of_each_rung_lie(
     _, runs = small_ladder
     first, *said = ladder_verdict(runs)
     assert first == (
-        "In the fairest comparison so far, one budget (rung 4), DHP is better than a plain layer in 0 of 4 cases and "
-        "worse in 0; 4 were not tested."
+        "In the fairest comparison so far, one budget (rung 4), DHP is better than a plain layer in 0 of 4 "
+        "comparisons, worse in 0, unclear in 0; 4 were not tested."
     )
     assert len(said) == 3
     for rung, sentence in enumerate(said, start=1):
-        assert sentence.startswith(f"Rung {rung}, {RUNGS[rung]}: better in 0 of 4 cases and worse in 0")
+        assert sentence.startswith(f"Rung {rung}, {RUNGS[rung]}: better in 0 of 4 comparisons, worse in 0")
     assert ladder_verdict({}) == []
 
 

@@ -52,7 +52,7 @@ def test_a_reproduction_has_an_overview_and_a_section_for_each_benchmark() -> No
     assert page.count("<svg") == 2 + 6 + 3 + 1  # overview, table, variant, sensitivity
     assert EVIL in text  # the label of a study, as text
     assert text.index("Of the paper's") < text.index("Average accuracy in %")
-    assert "In the 2 comparisons of a method with DHP and without, the interval lies" in text
+    assert "A method with DHP is better than without in 1 of 2 comparisons, worse in 0, unclear in 1." in text
     assert re.findall('<section id="(.*?)">', page)[-3:] == ["methods", "settings", "missing"]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from engram.common.registry import HEADS
 from engram.config.effect import has_effect, learns
 from engram.config.methods import CUSTOM, parts_of
@@ -128,6 +130,27 @@ def accuracy_difference(result: Result, baseline: Result) -> Estimate:
         accuracy_difference(run.results["dhp+si"], run.results["si"]).mean
     """
     return Pair(result.config.method, baseline.config.method, result, baseline).accuracy
+
+
+def mean_accuracy_difference(found: Sequence[Pair]) -> Estimate:
+    """Of the mean of several differences in final average accuracy, over the trials that all of them have.
+
+    Differences of one trial share their samples and initial weights. So they are averaged within each trial first, and
+    the interval is that of the trials' means.
+
+    Args:
+        found: at least one.
+
+    Example:
+        mean_accuracy_difference(pairs(run.results)).low
+    """
+    trials = sorted(set.intersection(*(set(pair.trials) for pair in found)))
+
+    def mean(results: Sequence[Result]) -> Array:
+        of_each = [result.average_accuracy[_rows(result, trials), -1] for result in results]
+        return np.mean(of_each, axis=0)
+
+    return metrics.paired_difference(mean([pair.result for pair in found]), mean([pair.baseline for pair in found]))
 
 
 def baseline_of(method: str) -> str:

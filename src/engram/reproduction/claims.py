@@ -17,10 +17,10 @@ from engram.reproduction.verdicts import (
     Verdict,
     certainty,
     common_verdict,
+    counted,
     each,
     judge,
     points,
-    positions,
     table_pairs,
 )
 from engram.runs.metrics import Estimate
@@ -72,7 +72,7 @@ def claims_verdict(runs: Runs) -> list[str]:
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words if word in verdicts)
     return [
         f"Of the paper's {len(verdicts)} claims: {counts}.",
-        f"In the {len(compared)} comparisons of a method with DHP and without, {positions(compared)}.",
+        f"A method with DHP is {counted(compared, 'better than without')}.",
     ]
 
 
@@ -83,7 +83,7 @@ def _in_all_cases(claim: str, found: Sequence[Estimate]) -> Verdict:
     return Verdict(
         claim,
         next((word for word in words if word in verdicts), "not tested"),
-        f"of {len(found)} comparisons: {positions(found)}",
+        counted(found),
         certainty(found),
     )
 

@@ -35,7 +35,7 @@ from engram.report.html.run_page import (
     settings_table,
     table_blocks,
 )
-from engram.report.layout import Table, count, data_table, device_of, in_words, versions_table
+from engram.report.layout import Table, data_table, device_of, in_words, versions_table
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
 from engram.reproduction import form, rungs, stress
@@ -45,8 +45,7 @@ from engram.reproduction.ladder import Runs
 from engram.reproduction.map import best_rates_table, draw_map, map_table
 from engram.reproduction.study import divergence_table, relu_table
 from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
-from engram.reproduction.verdicts import FEWEST_PAIRS, steady_pairs, table_pairs, variant_results, where
-from engram.runs.metrics import Estimate
+from engram.reproduction.verdicts import FEWEST_PAIRS, counted, steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
 
 QUICK = "QUICK: reduced data and epochs; these are not the paper's numbers"
@@ -202,17 +201,9 @@ def ladder_verdict(runs: Runs) -> list[str]:
     *lower, top = found
     fairest = f"In the fairest comparison so far, {rungs.RUNGS[top]} (rung {top})"
     return [
-        f"{fairest}, DHP is {_counted(found[top], 'better than a plain layer', 'worse')}.",
-        *(f"Rung {rung}, {rungs.RUNGS[rung]}: {_counted(found[rung], 'better', 'worse')}." for rung in lower),
+        f"{fairest}, DHP is {counted(found[top], 'better than a plain layer')}.",
+        *(f"Rung {rung}, {rungs.RUNGS[rung]}: {counted(found[rung])}." for rung in lower),
     ]
-
-
-def _counted(differences: Sequence[Estimate], better: str, worse: str) -> str:
-    """How many intervals lie on either side of zero: "better in 9 of 12 cases and worse in 2"."""
-    at = [where(difference) for difference in differences]
-    untested = f"; {at.count('–')} were not tested" if "–" in at else ""
-    cases = count(len(at), "case")
-    return f"{better} in {at.count('above zero')} of {cases} and {worse} in {at.count('below zero')}{untested}"
 
 
 def study_table(results: Mapping[str, Result]) -> Table:

@@ -10,7 +10,7 @@ from engram.config.settings import Config
 from engram.report.figures.drawing import Drawing
 from engram.report.figures.ladder import Differences, ladder_figure
 from engram.report.layout import Table, count
-from engram.report.pairs import Pair, accuracy_difference, baseline_of
+from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_accuracy_difference
 from engram.reproduction import ladder
 from engram.reproduction.ladder import ENDINGS, Contestant, Runs
 from engram.reproduction.search import best_point, is_inside, settings_at
@@ -117,8 +117,9 @@ def verdicts_table(runs: Runs) -> Table:
                 firm = [d.mean > 0 for d in found if d.num_trials >= FEWEST_PAIRS and chance(d) < 0.05 / tests]
                 counts = [str(at.count(f"{side} zero")) for side in ("above", "around", "below")]
                 of_firm = f"{sum(firm)} above, {len(firm) - sum(firm)} below"
-                rows.append((f"{rung}: {words}, minus {opponent}", str(tests), *counts, of_firm))
-    columns = ("rung", "differences", "above zero", "around zero", "below zero", "firm")
+                mean = points(rung_mean(runs, rung, opponent))
+                rows.append((f"{rung}: {words}, minus {opponent}", str(tests), *counts, of_firm, mean))
+    columns = ("rung", "differences", "above zero", "around zero", "below zero", "firm", "mean of all, points")
     return Table("DHP on each rung: where the 95% intervals lie", columns, rows)
 
 
@@ -134,6 +135,21 @@ def rung_differences(runs: Runs, rung: int, opponent: str) -> list[Estimate]:
         >>> len(rung_differences(read_reproduction("results").runs, 3, "linear"))
     """
     return [pair.accuracy for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, rung, opponent)]
+
+
+def rung_mean(runs: Runs, rung: int, opponent: str) -> Estimate:
+    """DHP minus an opponent on a rung, the mean over all benchmarks and penalties where it can be computed.
+
+    Args:
+        runs: those of a reproduction.
+        rung: 1 to 4, one that was run.
+        opponent: "linear" or "matched".
+
+    Example:
+        >>> rung_mean(read_reproduction("results").runs, 3, "linear").low
+    """
+    found = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, rung, opponent)]
+    return mean_accuracy_difference([pair for pair in found if pair.accuracy.num_trials] or found)
 
 
 def draw_ladder(runs: Runs, opponent: str, head: str = "dhp") -> Drawing:

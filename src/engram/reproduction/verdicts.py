@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
+from engram.report.layout import count
 from engram.report.pairs import Pair, accuracy_difference, pairs
 from engram.reproduction.ladder import Runs
 from engram.runs.metrics import Estimate
@@ -124,13 +125,16 @@ def _signed(value: float) -> str:
     return "–" if math.isnan(value) else f"{round(100 * value, 2) + 0.0:+.2f}"
 
 
-def positions(found: Sequence[Estimate]) -> str:
-    """Where intervals lie: "the interval lies above zero in 2, around it in 2, below it in 8; 4 were not tested"."""
-    found_at = [where(difference) for difference in found]
-    above, around, below = (found_at.count(f"{word} zero") for word in ("above", "around", "below"))
-    untested = found_at.count("–")
-    text = f"the interval lies above zero in {above}, around it in {around}, below it in {below}"
-    return text + (f"; {untested} were not tested" if untested else "")
+def counted(found: Sequence[Estimate], better: str = "better") -> str:
+    """On which side of zero intervals lie: "better in 2 of 16 comparisons, worse in 8, unclear in 6".
+
+    Example:
+        counted([pair.accuracy for pair in table_pairs(runs)])
+    """
+    at = [where(difference) for difference in found]
+    above, around, below = (at.count(f"{word} zero") for word in ("above", "around", "below"))
+    untested = f"; {at.count('–')} were not tested" if "–" in at else ""
+    return f"{better} in {above} of {count(len(at), 'comparison')}, worse in {below}, unclear in {around}{untested}"
 
 
 def each(found: Sequence[tuple[str, Estimate]]) -> str:
