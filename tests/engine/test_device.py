@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +22,9 @@ from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
-from engram.data.batches import move_streams, plan_epoch
-from engram.engine.build import build_learner, build_streams, precision_of
+from engram.data.batches import batches_of, move_streams, plan_epoch
+from engram.data.samples import Dataset
+from engram.engine.build import build_learner, build_streams, dataset_names, precision_of
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped
@@ -70,7 +72,7 @@ def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) ->
 @needs_gpu
 def test_the_cnn_trains_on_the_gpu() -> None:
     config = preset("vision-mixture", "dhp+mas", num_tasks=2, epochs=1, trials=1)
-    data = [small_digits(640, 200)] * 2
+    data = digits_for(config, 640)
     on_cpu, on_gpu = (run_on([config], data, Runtime(device, "float32"))[0] for device in ("cpu", "cuda"))
     losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
@@ -106,9 +108,12 @@ def run_kind(configs: Sequence[Config], runtime: Runtime, seen: list[Progress] |
             precision=runtime.precision,
             report=seen.append,
         )
-    return run_on(
-        configs, [small_digits(320, 200)] * (2 if configs[0].dataset == "five-datasets" else 1), runtime, seen.append
-    )
+    return run_on(configs, digits_for(configs[0], 320), runtime, seen.append)
+
+
+def digits_for(config: Config, num_train: int) -> list[Dataset]:
+    """The same digits under the name of each dataset that a config asks for."""
+    return [replace(small_digits(num_train, 200), name=name) for name in dataset_names(config)]
 
 
 @needs_gpu
@@ -254,6 +259,8 @@ def build(configs: Sequence[Config], num_train: int = 320) -> tuple[list[Learner
     found = move_streams(build_streams(first, trials, [small_digits(num_train, 100)]), GPU)
     shape, num_classes = found[0].input_shape, found[0].num_classes
     learners = [build_learner(c, t, shape, num_classes, GPU, torch.float32) for t in trials for c in configs]
+    for learner in learners:
+        learner.model.start(next(batches_of(found[learner.trial][0].train, 64))[0])
     return learners, Batches(trials, found, first.seed, torch.float32)
 
 

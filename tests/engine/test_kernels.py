@@ -178,7 +178,7 @@ def test_a_stack_with_kernels_is_each_model_alone(kernels: ModuleType, name: str
         for key, tensor in {**other.model.state_dict(), **other.optimizer_state}.items():
             found = {**one.model.state_dict(), **one.optimizer_state}[key]
             torch.testing.assert_close(
-                found.cpu(), tensor.cpu(), rtol=2e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
+                found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
             )
 
 
@@ -303,14 +303,14 @@ def test_with_tf32_sums_and_moments_are_of_the_same_rounded_features(kernels: Mo
 
 
 @pytest.mark.parametrize("kind", ["proximal", "gradient"])
-@pytest.mark.parametrize("method", ["steady+si", *(f"{head}+mas" for head in HEADS_IN_STACKS)])
+@pytest.mark.parametrize("method", ["steady+si", "steady+mas", *(f"{head}+online-ewc" for head in HEADS_IN_STACKS)])
 def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, method: str, kind: str) -> None:
     """Every head, in a network whose other layers have kernels; memories are on features that learn."""
     base = preset("custom", method, strength=0.5)
     changes = {"epochs": 1, "batch_size": 7, "num_tasks": 2, "trials": 2, "hidden": [9], "network": "mlp"}
     configs = [
         base.replace(**changes, penalty_step=kind, learning_rate=rate, strength=strength)
-        for rate, strength in ((0.01, 0.05), (0.05, 0.2))
+        for rate, strength in ((0.01, 0.5), (0.05, 2.0))
     ]
     together, batches = build(configs)
     run_stream(Mapped([together], batches, kernels), batches, configs[0])
@@ -320,7 +320,7 @@ def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, 
         for key, tensor in other.model.state_dict().items():
             found = one.model.state_dict()[key]
             torch.testing.assert_close(
-                found.cpu(), tensor.cpu(), rtol=2e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
+                found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
             )
 
 
