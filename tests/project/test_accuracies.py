@@ -1,0 +1,50 @@
+"""`benchmarks/accuracies.py`: two engines' accuracies, paired by method and trial."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import accuracies
+import numpy as np
+import pytest
+
+from builders import write_run
+from engram.runs.result import Divergence
+from engram.runs.run import read_run
+
+TABLE = read_run(Path(__file__).parents[2] / "results" / "split-mnist" / "table").results
+RUNG = read_run(Path(__file__).parents[2] / "results" / "split-mnist" / "rung-1").results
+
+
+def test_each_method_is_paired_with_its_own_settings_and_a_change_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`finetune` of the table is `matched` of rung 1; DHP starts otherwise there, so it has no partner."""
+    worse = replace(RUNG["matched"], accuracy=RUNG["matched"].accuracy - 0.01)
+    old = write_run(tmp_path / "old", {"finetune": TABLE["finetune"], "si": TABLE["si"], "dhp": TABLE["dhp"]})
+    same = {"matched": replace(TABLE["finetune"], config=worse.config), "dhp": RUNG["dhp"], "si": TABLE["si"]}
+    for new, expected in (({**same, "matched": worse}, -1.0), (same, 0.0)):
+        new_folder = write_run(tmp_path / f"new {expected}", new)
+        accuracies.main(["--old", str(old), "--new", str(new_folder), "--out", str(tmp_path / "out")])
+        cells = json.loads((tmp_path / "out" / "record.json").read_text())
+        assert [cell["method"] for cell in cells] == ["finetune", "si"]
+        assert abs(100 * accuracies.difference(cells[0]).mean - expected) < 0.1
+        assert accuracies.difference(cells[1]).mean == 0
+        assert f"Zero lies in {1 + (expected == 0)} of 2 intervals" in capsys.readouterr().out
+
+
+def test_an_unfinished_run_is_compared_after_the_tasks_that_both_have_learned() -> None:
+    whole = TABLE["si"]
+    accuracy = whole.accuracy.copy()
+    accuracy[:, 3:] = np.nan
+    accuracy[2, 2:] = np.nan
+    short = replace(whole, accuracy=accuracy, diverged=[Divergence(2, 2, 5)])
+    found = accuracies.compare(whole, short)
+    assert found["num_tasks"] == 3
+    assert found["diverged"] == [[], [2]]
+    assert found["new"][2] is None
+    assert found["old"][0] == pytest.approx(whole.accuracy[0, 2, :3].mean())
+    assert accuracies.difference(found).num_trials == len(whole.trials) - 1
+    assert accuracies.difference(found).mean == 0
