@@ -1007,6 +1007,26 @@ def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatc
     assert all(note.startswith("an evaluation takes") for note in program.notes)
 
 
+def test_an_evaluation_calls_each_section_as_seldom_as_its_size_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call has a price of its own, so how many samples it gets depends on its section, not on the whole stack."""
+    learners, batches = build([config_of("custom", m) for m in ("dhp", "dhp+si", "matched", "linear", "fast-weights")])
+    program = stacked(learners, batches)
+    sizes = [len(section) for section in program.sections]
+    assert sorted(sizes) == [2, 2, 6]
+    number = len(batches.tasks(0)[0].test)
+    program.evaluated.samples = max(sizes) * -(-number // 3)
+    calls = []
+    call = type(program.sections[0]).logits
+
+    def logits(self: Any, inputs: Tensor, *more: Any) -> Tensor:
+        calls.append(len(self))
+        return call(self, inputs, *more)
+
+    monkeypatch.setattr(type(program.sections[0]), "logits", logits)
+    program.evaluate([0], 1)
+    assert sorted(calls) == sorted(3 * sizes)
+
+
 # --- memory
 
 

@@ -28,7 +28,7 @@ TRIED = 1000  # samples at most, to count what a step keeps: of a larger batch i
 
 
 class Portion:
-    """How many samples are processed at a time, over all models: halved until it fits, and then kept.
+    """How many samples are processed at a time, over all models that are called as one: halved until it fits, and kept.
 
     Args:
         samples: the number to start with.

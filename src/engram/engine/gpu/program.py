@@ -27,7 +27,7 @@ from engram.engine.memory import Portion
 from engram.engine.program import IMPORTANCE_BATCH, Batches, consolidate_alone, settle_heads
 from engram.nn.classes import mask_logits
 
-EVALUATED = 400_000  # samples at a time, over all models, where memory allows
+EVALUATED = 400_000  # samples at a time, over all models of a section, where memory allows
 WEIGHED = 65_536  # samples at a time for the importances of one model
 
 
@@ -261,11 +261,12 @@ class Mapped:
         among = candidates(self.batches.streams[0], n, learned)
         together = all(task.test.is_same(tasks[0].test) for task in tasks)
         spans = [(0, len(tasks))] if together else [(place, place + 1) for place in range(len(tasks))]
-        number = len(self.learners) // len(spans)
-        found = [
-            self.evaluated.fitting(partial(self._fractions, self._parts(*span), tasks[slice(*span)], among), number)
-            for span in spans
-        ]
+        found = []
+        for span in spans:
+            parts = self._parts(*span)
+            largest = max(part.rows.stop - part.rows.start for part in parts)  # one section is called after another
+            work = partial(self._fractions, parts, tasks[slice(*span)], among)
+            found.append(self.evaluated.fitting(work, largest))
         return torch.stack(found).sum(dim=0)
 
     def _fractions(
