@@ -23,6 +23,7 @@ import pytest
 from builders import assert_results_equal, files_in, small_digits, wait_for
 from engram import InputError, preset
 from engram.cli.main import main
+from engram.cli.terminal import PATIENCE
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.engine.checkpoint import CheckpointFolder
@@ -291,14 +292,18 @@ def command(*arguments: object) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("times", [1, 2])
 def test_first_interrupt_saves_and_stops(
-    commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, code: int
+    commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], times: int, number: int, code: int
 ) -> None:
+    """Also if it comes twice, as from `timeout`, which sends it to the process and to the process's group."""
     folder = tmp_path / "run"
     running = process(*COMMAND, "--out", folder)
     wait_until_started(folder, running)
     time.sleep(0.3)
-    running.send_signal(number)
+    for _ in range(times):
+        running.send_signal(number)
+        time.sleep(0.01)
     _, err = running.communicate(timeout=30)
     first, last = err.splitlines()
     assert running.returncode == code
@@ -323,6 +328,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
     assert running.stderr.readline().startswith("engram: stopping")
+    time.sleep(PATIENCE + 0.2)
     began = time.monotonic()
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=30)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from engram.report.layout import Table
     from engram.runs.result import Result
 
+PATIENCE = 1.0  # seconds in which a second signal is the first one once more
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 
 
@@ -100,6 +102,7 @@ class Interruption:
         self.how_to_resume = how_to_resume
         self.console = console
         self.exit_code: int | None = None  # set by the first signal
+        self.first = 0.0  # when it came
         self.nothing_to_save = False
 
     def asked(self) -> bool:
@@ -116,7 +119,9 @@ class Interruption:
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
         again = self.asked()
-        self.exit_code = 128 + number
+        if again and time.monotonic() - self.first < PATIENCE:
+            return  # `timeout` and others send a signal twice, to the process and to its group
+        self.exit_code, self.first = 128 + number, time.monotonic()
         if again:
             # An ordinary exit would wait for threads that train a hundred models; the folder is intact anyway.
             self.console.show_cursor()
@@ -146,7 +151,7 @@ def interruptible(how_to_resume: Callable[[], str], console: Console) -> Iterato
     interruption = Interruption(how_to_resume, console)
     in_main = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
-    ours = [number for number, handler in usual.items() if handler in (signal.default_int_handler, signal.SIG_DFL)]
+    ours = [number for number, handler in usual.items() if _may_be_replaced(handler)]
     for number in ours:
         signal.signal(number, interruption.signalled)
     try:
@@ -154,5 +159,11 @@ def interruptible(how_to_resume: Callable[[], str], console: Console) -> Iterato
     except (KeyboardInterrupt, Stopped):
         interruption.end()
     finally:
-        for number in ours:
-            signal.signal(number, usual[number])
+        if not interruption.asked():  # else the command ends now, and the signal may come once more
+            for number in ours:
+                signal.signal(number, usual[number])
+
+
+def _may_be_replaced(handler: object) -> bool:
+    usual = (signal.default_int_handler, signal.SIG_DFL)
+    return handler in usual or isinstance(getattr(handler, "__self__", None), Interruption)
