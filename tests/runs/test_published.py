@@ -14,6 +14,7 @@ from engram.runs.run import Run, open_runs
 RESULTS = Path(__file__).parents[2] / "results"
 # Of every number of these parts, made before the files had their present format.
 BEFORE = ("table", "variant", "sensitivity", "study")
+REGISTERED = "split-mnist/rung-4-registered"  # rung 4 after three rounds, as docs/form.md says
 DIGEST = "b9214a9d538199fcc1f242f5fc921d097d6122c52981964ffec8d78099a06e27"
 
 
@@ -25,7 +26,7 @@ def runs() -> dict[str, Run]:
 def test_published_runs_are_complete(runs: dict[str, Run]) -> None:
     assert sum(run.about["part"] in BEFORE for run in runs.values()) == 13
     for name, run in runs.items():
-        assert name == f"{run.benchmark}/{run.about['part']}"
+        assert name in (f"{run.benchmark}/{run.about['part']}", REGISTERED)
         assert run.problems == {}
         assert list(run.results) == list(run.configs)
         assert all(run.state(label) in ("finished", "diverged") for label in run.configs)
