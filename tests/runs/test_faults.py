@@ -318,6 +318,47 @@ def test_first_interrupt_saves_and_stops(
 
 
 @pytest.mark.slow
+def test_a_command_whose_time_is_over_saves_and_stops_as_often_as_it_takes(commanded: Path, tmp_path: Path) -> None:
+    """Each resumed one has as much time again, and starts where the one before stopped."""
+    folder = tmp_path / "run"
+    words: tuple[object, ...] = (*COMMAND, "--out", folder)
+    codes = []
+    for _ in range(40):
+        running = process(*words, "--minutes", "0.01")
+        _, err = running.communicate(timeout=60)
+        codes.append(running.returncode)
+        words = ("run", "--resume", folder)
+        if running.returncode == 0:
+            break
+        assert err.splitlines() == [
+            "engram: stopping after 0.01 minutes: finishing and saving the current steps",
+            f"engram: stopped; `engram run --resume {folder}` resumes it",
+        ]
+    assert len(codes) > 2
+    assert set(codes[:-1]) == {124}
+    assert codes[-1] == 0
+    assert results_in(folder) == results_in(commanded)
+
+
+SHORT = ("--trials", "2", "--set", "hidden=[12]", "--set", "max_samples=1000")
+SWEEP = ("sweep", "split-mnist", "--dataset", "mnist-small", "--methods", "si", "--grid", "strength=0.1,1", *SHORT)
+REPRODUCTION = ("reproduce", "--quick", "--benchmark", "split-mnist", "--part", "rung-1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [SWEEP, REPRODUCTION], ids=["sweep", "reproduce"])
+def test_a_resumed_command_has_no_limit_of_time_but_its_own(words: tuple[str, ...], tmp_path: Path) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    assert command(*words, "--out", whole) is None
+    assert command(*words, "--out", folder, "--minutes", "1e-6") == 124
+    assert command("run", "--resume", folder, "--minutes", "1e-6") == 124
+    assert command("run", "--resume", folder) is None
+    found, expected = ({p.relative_to(f): p.read_bytes() for p in f.rglob("results.json")} for f in (folder, whole))
+    assert found == expected
+    assert len(found) > 0
+
+
+@pytest.mark.slow
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     """The steps take minutes here, so that the first interrupt is still waiting for them."""
     folder = tmp_path / "run"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Annotated
 
 import typer
 
+from engram.common.errors import InputError
 from engram.common.registry import BENCHMARKS, REHEARSALS
 from engram.config.methods import all_methods
 from engram.config.settings import SETTINGS
@@ -79,4 +81,21 @@ EngineName = Annotated[str, typer.Option("--engine", metavar="ENGINE", help="in-
 Address = Annotated[
     str | None,
     typer.Option(help="Address of the Ray cluster.", show_default="$RAY_ADDRESS, else a new one on this machine"),
+]
+
+
+def _check_minutes(minutes: float | None) -> float | None:
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"--minutes must be a positive number, not {minutes:g}")
+    return minutes
+
+
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        metavar="N",
+        callback=_check_minutes,
+        help="Stop after N minutes and save everything; `engram run --resume DIR` resumes.",
+        show_default="never",
+    ),
 ]

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from engram.cli.data import DataFolder, load_or_fetch
-from engram.cli.options import Address, Device, EngineName, Precision, StackSize
+from engram.cli.options import Address, Device, EngineName, Minutes, Precision, StackSize
 from engram.cli.run import command_line, resume_hint
 from engram.common.errors import InputError
 from engram.config.paper import PAPER_BENCHMARKS, PARTS
@@ -43,6 +43,7 @@ def reproduce(
     stack: StackSize = None,
     engine: EngineName = "in-process",
     address: Address = None,
+    minutes: Minutes = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the results.", show_default="reproduction, or reproduction-quick"),
@@ -70,7 +71,7 @@ def reproduce(
         raise InputError(f"nothing to run: {' and '.join(benchmark or ())} has no part {asked}")
     with (
         start_engine(engine, address) as started,
-        interruptible(lambda: resume_hint(folder), console) as interruption,
+        interruptible(lambda: resume_hint(folder), console, minutes) as interruption,
         Bars(console) as bars,
     ):
 

@@ -22,6 +22,7 @@ from engram.cli.options import (
     Epochs,
     HelpSettings,
     Methods,
+    Minutes,
     Precision,
     ScenarioName,
     Settings,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from engram.runs.display import RunDisplay
     from engram.runs.run import Run
 
-ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address")  # where a run is resumed is not part of it
+ALLOWED_WITH_RESUME = ("resume", "data", "engine", "address", "minutes")  # where a run is resumed is not part of it
 
 
 def run(
@@ -83,6 +84,7 @@ def run(
     stack: StackSize = None,
     engine: EngineName = "in-process",
     address: Address = None,
+    minutes: Minutes = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="runs/…")
     ] = None,
@@ -101,7 +103,7 @@ def run(
     """
     if resume is not None:
         _refuse_other_options(context)
-        _resume(context, resume, data, engine, address)
+        _resume(context, resume, data, engine, address, minutes)
         return
     if benchmark is None:
         raise InputError(f"BENCHMARK is missing: {BENCHMARK_NAMES}; or resume a run: --resume DIR")
@@ -109,7 +111,8 @@ def run(
     changes = given_changes(settings, **options, strength=strength, eta=eta, seed=seed)
     configs = {config.method: config for config in configs_of(benchmark, methods, changes, steady, best)}
     refuse_without_effect(given_changes(settings, strength=strength, eta=eta), list(configs.values()))
-    _start(configs, data, (device, precision, stack), (engine, address), out, log, command_line(context))
+    how, command = (device, precision, stack), command_line(context)
+    _start(configs, data, how, (engine, address), minutes, out, log, command)
 
 
 def _start(
@@ -117,6 +120,7 @@ def _start(
     data: str | None,
     how: tuple[str, str, int | None],
     engine: tuple[str, str | None],
+    minutes: float | None,
     out: Path | None,
     log: str | None,
     command: str,
@@ -132,7 +136,7 @@ def _start(
         runtime = Runtime(*how, engine=started)
         check_run(configs, runtime, log=log)  # before anything is downloaded
         datasets = load_or_fetch(first, data, console)
-        with _watched(configs, folder, console) as (display, interruption):
+        with _watched(configs, folder, console, minutes) as (display, interruption):
             run = start_run(
                 configs,
                 datasets,
@@ -146,14 +150,21 @@ def _start(
     _finish(run, console)
 
 
-def _resume(context: typer.Context, folder: Path, data: str | None, engine: str, address: str | None) -> None:
+def _resume(
+    context: typer.Context,
+    folder: Path,
+    data: str | None,
+    engine: str,
+    address: str | None,
+    minutes: float | None,
+) -> None:
     from engram.engine import start_engine
     from engram.runs.display import print_line
     from engram.runs.run import has_finished, saved_arguments
     from engram.runs.start import read_finished, read_unfinished, resume_run
 
     if (arguments := saved_arguments(folder)) is not None:
-        changes = {"out": folder, "engine": engine, "address": address}
+        changes = {"out": folder, "engine": engine, "address": address, "minutes": minutes}
         _run_again(context, arguments, folder, changes | ({"data": data} if data is not None else {}))
         return
     console = Console()
@@ -164,7 +175,8 @@ def _resume(context: typer.Context, folder: Path, data: str | None, engine: str,
         return
     configs, _ = read_unfinished(folder)
     datasets = load_or_fetch(max(configs.values(), key=lambda config: config.num_tasks), data, console)
-    with start_engine(engine, address) as started, _watched(configs, folder, console) as (display, interruption):
+    watched = _watched(configs, folder, console, minutes)
+    with start_engine(engine, address) as started, watched as (display, interruption):
         run = resume_run(folder, datasets, engine=started, report=display.show, stop_asked=interruption.asked)
     _finish(run, console)
 
@@ -192,7 +204,9 @@ def _refuse_other_options(context: typer.Context) -> None:
 
 
 @contextmanager
-def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iterator[tuple[RunDisplay, Interruption]]:
+def _watched(
+    configs: dict[str, Config], folder: Path, console: Console, minutes: float | None
+) -> Iterator[tuple[RunDisplay, Interruption]]:
     """Show the progress of a run, and say how to resume it when it is stopped."""
     from engram.cli.terminal import interruptible
     from engram.runs.display import RunDisplay
@@ -203,7 +217,7 @@ def _watched(configs: dict[str, Config], folder: Path, console: Console) -> Iter
         return resume_hint(folder) if has_started(folder) else ""
 
     shown = RunDisplay(configs, console, logged_lines(folder))
-    with interruptible(how_to_resume, console) as interruption, shown as display:
+    with interruptible(how_to_resume, console, minutes) as interruption, shown as display:
         yield display, interruption
 
 

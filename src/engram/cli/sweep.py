@@ -18,6 +18,7 @@ from engram.cli.options import (
     Device,
     EngineName,
     Epochs,
+    Minutes,
     Precision,
     ScenarioName,
     Settings,
@@ -76,6 +77,7 @@ def sweep(
     stack: StackSize = None,
     engine: EngineName = "in-process",
     address: Address = None,
+    minutes: Minutes = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the results.", show_default="sweeps/BENCHMARK")
     ] = None,
@@ -93,7 +95,7 @@ def sweep(
     plan = _plan(bases, grid or [], search or [], points, prune)
     refuse_without_effect(given_changes(settings), [config for base in bases for config in plan.varied(base)])
     folder = out or Path("sweeps") / benchmark
-    _run(plan, folder, data, (device, precision, stack), (engine, address), command_line(context))
+    _run(plan, folder, data, (device, precision, stack), (engine, address), minutes, command_line(context))
 
 
 def _plan(bases: list[Config], grid: list[str], search: list[str], points: int | None, prune: bool) -> Plan:
@@ -114,6 +116,7 @@ def _run(
     data: str | None,
     how: tuple[str, str, int | None],
     engine: tuple[str, str | None],
+    minutes: float | None,
     command: str,
 ) -> None:
     from engram.cli.terminal import Bars, interruptible
@@ -125,7 +128,10 @@ def _run(
     from engram.runs.sweep.run import run_sweep
 
     console, was_finished = Console(), has_finished(folder)
-    with start_engine(*engine) as started, interruptible(lambda: resume_hint(folder), console) as interruption:
+    with (
+        start_engine(*engine) as started,
+        interruptible(lambda: resume_hint(folder), console, minutes) as interruption,
+    ):
         runtime = Runtime(*how, engine=started)
         check_run({base.method: base for base in plan.bases}, runtime, dynamics=False)  # before anything is downloaded
         with interruption.at_once():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engram.report.layout import Table
     from engram.runs.result import Result
 
+TIME_IS_OVER = 124  # the exit code of a command that was stopped because its time was over, as of `timeout`
 PATIENCE = 1.0  # seconds in which a second signal is the first one once more
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
 
@@ -91,21 +92,27 @@ def print_table(table: Table, console: Console) -> None:
 
 
 class Interruption:
-    """Whether the command was asked to stop: by Ctrl-C, or by SIGTERM, which clusters send before taking a node.
+    """Whether the command is to stop: by Ctrl-C, SIGTERM (which clusters send before taking a node), or a time limit.
 
     Args:
         how_to_resume: returns the words that follow "stopped", or nothing.
         console: the console whose cursor is shown again.
+        minutes: after which the command stops by itself; None for never.
     """
 
-    def __init__(self, how_to_resume: Callable[[], str], console: Console):
+    def __init__(self, how_to_resume: Callable[[], str], console: Console, minutes: float | None = None):
         self.how_to_resume = how_to_resume
         self.console = console
-        self.exit_code: int | None = None  # set by the first signal
-        self.first = 0.0  # when it came
+        self.minutes = minutes
+        self.began = time.monotonic()
+        self.exit_code: int | None = None  # set by the first signal, or when the time is over
+        self.signalled_at: float | None = None
         self.nothing_to_save = False
 
     def asked(self) -> bool:
+        if self.exit_code is None and self.minutes is not None and time.monotonic() - self.began >= 60 * self.minutes:
+            self.exit_code = TIME_IS_OVER
+            _print(f"stopping after {in_minutes(self.minutes)}: finishing and saving the current steps")
         return self.exit_code is not None
 
     @contextmanager
@@ -118,11 +125,11 @@ class Interruption:
             self.nothing_to_save = False
 
     def signalled(self, number: int, frame: FrameType | None) -> None:
-        again = self.asked()
-        if again and time.monotonic() - self.first < PATIENCE:
+        now, before = time.monotonic(), self.signalled_at
+        if before is not None and now - before < PATIENCE:
             return  # `timeout` and others send a signal twice, to the process and to its group
-        self.exit_code, self.first = 128 + number, time.monotonic()
-        if again:
+        self.exit_code, self.signalled_at = 128 + number, now
+        if before is not None:
             # An ordinary exit would wait for threads that train a hundred models; the folder is intact anyway.
             self.console.show_cursor()
             self._print_stopped()
@@ -141,14 +148,20 @@ class Interruption:
         _print(f"stopped{'; ' if how else ''}{how}")
 
 
+def in_minutes(minutes: float) -> str:
+    return f"{minutes:g} minute{'' if minutes == 1 else 's'}"
+
+
 def _print(line: str) -> None:
     print(f"engram: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def interruptible(how_to_resume: Callable[[], str], console: Console) -> Iterator[Interruption]:
-    """Handle Ctrl-C and SIGTERM in this context, and print how to resume after them."""
-    interruption = Interruption(how_to_resume, console)
+def interruptible(
+    how_to_resume: Callable[[], str], console: Console, minutes: float | None = None
+) -> Iterator[Interruption]:
+    """Handle Ctrl-C, SIGTERM and a limit of time in this context, and print how to resume after them."""
+    interruption = Interruption(how_to_resume, console, minutes)
     in_main = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
     ours = [number for number, handler in usual.items() if _may_be_replaced(handler)]
@@ -159,7 +172,7 @@ def interruptible(how_to_resume: Callable[[], str], console: Console) -> Iterato
     except (KeyboardInterrupt, Stopped):
         interruption.end()
     finally:
-        if not interruption.asked():  # else the command ends now, and the signal may come once more
+        if interruption.signalled_at is None:  # else the command ends now, and the signal may come once more
             for number in ours:
                 signal.signal(number, usual[number])
 
