@@ -318,25 +318,22 @@ def test_first_interrupt_saves_and_stops(
 
 
 @pytest.mark.slow
-def test_a_command_whose_time_is_over_saves_and_stops_as_often_as_it_takes(commanded: Path, tmp_path: Path) -> None:
-    """Each resumed one has as much time again, and starts where the one before stopped."""
-    folder = tmp_path / "run"
+def test_a_command_whose_time_is_over_saves_and_stops_and_is_resumed(commanded: Path, tmp_path: Path) -> None:
+    """Each takes some steps, however short its time is, and starts where the one before stopped."""
+    folder, starts = tmp_path / "run", []
     words: tuple[object, ...] = (*COMMAND, "--out", folder)
-    codes = []
-    for _ in range(40):
-        running = process(*words, "--minutes", "0.01")
+    for _ in range(3):
+        running = process(*words, "--minutes", "0.001")
         _, err = running.communicate(timeout=60)
-        codes.append(running.returncode)
-        words = ("run", "--resume", folder)
-        if running.returncode == 0:
-            break
+        assert running.returncode == 124
         assert err.splitlines() == [
-            "engram: stopping after 0.01 minutes: finishing and saving the current steps",
+            "engram: stopping after 0.001 minutes: finishing and saving the current steps",
             f"engram: stopped; `engram run --resume {folder}` resumes it",
         ]
-    assert len(codes) > 2
-    assert set(codes[:-1]) == {124}
-    assert codes[-1] == 0
+        starts.append(CheckpointFolder(folder / "checkpoints").of_stack(0).path.read_bytes())
+        words = ("run", "--resume", folder)
+    assert len(set(starts)) == 3, "each is further than the one before"
+    assert command("run", "--resume", folder) is None
     assert results_in(folder) == results_in(commanded)
 
 
@@ -356,6 +353,18 @@ def test_a_resumed_command_has_no_limit_of_time_but_its_own(words: tuple[str, ..
     found, expected = ({p.relative_to(f): p.read_bytes() for p in f.rglob("results.json")} for f in (folder, whole))
     assert found == expected
     assert len(found) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_time_is_over_changes_nothing(tmp_path: Path, number: int) -> None:
+    running = process(*COMMAND, "--out", tmp_path / "run", "--minutes", "1e-6")
+    assert running.stderr is not None
+    assert running.stderr.readline().startswith("engram: stopping after")
+    running.send_signal(number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 124
+    assert err == f"engram: stopped; `engram run --resume {tmp_path / 'run'}` resumes it\n"
 
 
 @pytest.mark.slow

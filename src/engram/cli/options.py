@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from engram.common.errors import InputError
 from engram.common.registry import BENCHMARKS, REHEARSALS
 from engram.config.methods import all_methods
 from engram.config.settings import SETTINGS
@@ -84,18 +85,37 @@ Address = Annotated[
 ]
 
 
-def _check_minutes(minutes: float | None) -> float | None:
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise InputError(f"--minutes must be a positive number, not {minutes:g}")
-    return minutes
+@dataclass(frozen=True)
+class TimeLimit:
+    """The minutes after which a command is to stop, counted from when its options were read."""
+
+    minutes: float
+    until: float  # by `time.monotonic`
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until
+
+    def __str__(self) -> str:
+        return f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}"
+
+
+def _time_limit(text: str) -> TimeLimit:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise typer.BadParameter(f"must be a positive number, not {text!r}")
+    return TimeLimit(minutes, time.monotonic() + 60 * minutes)
 
 
 Minutes = Annotated[
-    float | None,
+    TimeLimit | None,
     typer.Option(
         metavar="N",
-        callback=_check_minutes,
-        help="Stop after N minutes and save everything; `engram run --resume DIR` resumes.",
+        parser=_time_limit,
+        help="Stop after N minutes, save, and exit with code 124; `engram run --resume DIR` resumes.",
         show_default="never",
     ),
 ]

@@ -29,6 +29,7 @@ from engram.cli.options import (
     StackSize,
     Steady,
     Tasks,
+    TimeLimit,
     Trials,
 )
 from engram.common.errors import InputError, check_choice
@@ -120,7 +121,7 @@ def _start(
     data: str | None,
     how: tuple[str, str, int | None],
     engine: tuple[str, str | None],
-    minutes: float | None,
+    minutes: TimeLimit | None,
     out: Path | None,
     log: str | None,
     command: str,
@@ -151,12 +152,7 @@ def _start(
 
 
 def _resume(
-    context: typer.Context,
-    folder: Path,
-    data: str | None,
-    engine: str,
-    address: str | None,
-    minutes: float | None,
+    context: typer.Context, folder: Path, data: str | None, engine: str, address: str | None, minutes: TimeLimit | None
 ) -> None:
     from engram.engine import start_engine
     from engram.runs.display import print_line
@@ -205,7 +201,7 @@ def _refuse_other_options(context: typer.Context) -> None:
 
 @contextmanager
 def _watched(
-    configs: dict[str, Config], folder: Path, console: Console, minutes: float | None
+    configs: dict[str, Config], folder: Path, console: Console, minutes: TimeLimit | None
 ) -> Iterator[tuple[RunDisplay, Interruption]]:
     """Show the progress of a run, and say how to resume it when it is stopped."""
     from engram.cli.terminal import interruptible

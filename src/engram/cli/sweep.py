@@ -25,6 +25,7 @@ from engram.cli.options import (
     StackSize,
     Steady,
     Tasks,
+    TimeLimit,
 )
 from engram.cli.run import command_line, configs_of, given_changes, resume_hint
 from engram.common.errors import InputError
@@ -116,7 +117,7 @@ def _run(
     data: str | None,
     how: tuple[str, str, int | None],
     engine: tuple[str, str | None],
-    minutes: float | None,
+    minutes: TimeLimit | None,
     command: str,
 ) -> None:
     from engram.cli.terminal import Bars, interruptible

@@ -22,6 +22,7 @@ from engram.common.errors import INTERRUPTED, Stopped, printable
 from engram.runs.display import STEPS, columns, print_line
 
 if TYPE_CHECKING:
+    from engram.cli.options import TimeLimit
     from engram.engine.learner import Progress as RunProgress
     from engram.report.layout import Table
     from engram.runs.result import Result
@@ -97,22 +98,24 @@ class Interruption:
     Args:
         how_to_resume: returns the words that follow "stopped", or nothing.
         console: the console whose cursor is shown again.
-        minutes: after which the command stops by itself; None for never.
+        limit: when the command stops by itself; None for never.
     """
 
-    def __init__(self, how_to_resume: Callable[[], str], console: Console, minutes: float | None = None):
+    def __init__(self, how_to_resume: Callable[[], str], console: Console, limit: TimeLimit | None = None):
         self.how_to_resume = how_to_resume
         self.console = console
-        self.minutes = minutes
-        self.began = time.monotonic()
+        self.limit = limit
         self.exit_code: int | None = None  # set by the first signal, or when the time is over
         self.signalled_at: float | None = None
+        self.was_asked = False
         self.nothing_to_save = False
 
     def asked(self) -> bool:
-        if self.exit_code is None and self.minutes is not None and time.monotonic() - self.began >= 60 * self.minutes:
+        # Some steps are taken first, whatever the limit: a command that is resumed again and again comes to its end.
+        if self.exit_code is None and self.was_asked and self.limit is not None and self.limit.is_over:
             self.exit_code = TIME_IS_OVER
-            _print(f"stopping after {in_minutes(self.minutes)}: finishing and saving the current steps")
+            _print(f"stopping after {self.limit}: finishing and saving the current steps")
+        self.was_asked = True
         return self.exit_code is not None
 
     @contextmanager
@@ -128,13 +131,16 @@ class Interruption:
         now, before = time.monotonic(), self.signalled_at
         if before is not None and now - before < PATIENCE:
             return  # `timeout` and others send a signal twice, to the process and to its group
-        self.exit_code, self.signalled_at = 128 + number, now
+        self.signalled_at = now
         if before is not None:
             # An ordinary exit would wait for threads that train a hundred models; the folder is intact anyway.
             self.console.show_cursor()
             self._print_stopped()
             sys.stdout.flush()
-            os._exit(self.exit_code)
+            os._exit(128 + number)
+        if self.exit_code is not None:  # the time is over: it is stopping already
+            return
+        self.exit_code = 128 + number
         if self.nothing_to_save:
             raise KeyboardInterrupt
         _print("stopping: finishing and saving the current steps; press Ctrl-C again to stop immediately")
@@ -148,20 +154,16 @@ class Interruption:
         _print(f"stopped{'; ' if how else ''}{how}")
 
 
-def in_minutes(minutes: float) -> str:
-    return f"{minutes:g} minute{'' if minutes == 1 else 's'}"
-
-
 def _print(line: str) -> None:
     print(f"engram: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def interruptible(
-    how_to_resume: Callable[[], str], console: Console, minutes: float | None = None
+    how_to_resume: Callable[[], str], console: Console, limit: TimeLimit | None = None
 ) -> Iterator[Interruption]:
     """Handle Ctrl-C, SIGTERM and a limit of time in this context, and print how to resume after them."""
-    interruption = Interruption(how_to_resume, console, minutes)
+    interruption = Interruption(how_to_resume, console, limit)
     in_main = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
     ours = [number for number, handler in usual.items() if _may_be_replaced(handler)]
@@ -172,7 +174,7 @@ def interruptible(
     except (KeyboardInterrupt, Stopped):
         interruption.end()
     finally:
-        if interruption.signalled_at is None:  # else the command ends now, and the signal may come once more
+        if interruption.exit_code is None:  # else the command ends now, and a signal may come once more
             for number in ours:
                 signal.signal(number, usual[number])
 
