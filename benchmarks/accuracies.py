@@ -24,6 +24,7 @@ from engram.runs.metrics import Estimate, paired_difference
 from engram.runs.result import Result
 from engram.runs.run import Run, read_run
 
+RECORD = "record.json"
 HEAD = ("benchmark", "method", "tasks", "trials", "diverged, old and new", "difference, points with 95% interval")
 
 
@@ -93,10 +94,11 @@ def main(arguments: list[str]) -> None:
             f"on {device_of(new.about)}, `{new.about['command']}`"
             for old, new in runs
         ]
-        text = "\n".join(["# The same accuracies", "", "```", command, "```", "", *by, "", table.to_markdown()])
+        head = ["# The same accuracies", "", "```", command, "```", "", *by, "", f"`{RECORD}` has every trial.", ""]
+        text = "\n".join([*head, table.to_markdown()])
         options.out.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out / "README.md", text.encode())
-        write_atomically(options.out / "record.json", (json.dumps(cells, indent=1) + "\n").encode())
+        write_atomically(options.out / RECORD, (json.dumps(cells, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

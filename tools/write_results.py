@@ -10,7 +10,6 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from itertools import product
 from pathlib import Path
 
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
@@ -95,21 +94,29 @@ def fill(text: str, known: Mapping[str, str]) -> str:
 def gaps(reproduction: Reproduction) -> dict[str, str]:
     """Everything that a document can be filled with, by the names of its gaps."""
     runs, folder = reproduction.runs, reproduction.folder
-    known = {**_numbers(runs, folder), **_of_rungs(runs), **_tables(runs, folder)}
+    registered = _of_rung(as_registered(folder), 4, "rung 4 registered")
+    known = {**_numbers(runs, folder), **_of_rungs(runs), **registered, **_tables(runs, folder)}
     return {**known, "missing": _missing(reproduction.missing)}
 
 
 def _of_rungs(runs: Runs) -> dict[str, str]:
     known: dict[str, str] = {}
-    for rung, opponent in product(RUNGS, OPPONENTS):
-        found = rung_differences(runs, rung, opponent)
-        known[f"rung {rung}: {opponent}"] = counted(found)
-        above = sum(where(difference) == "above zero" for difference in found)
-        known[f"rung {rung}: {opponent} above"] = f"{above} of {len(found)}"
-        known[f"rung {rung}: {opponent} mean"] = points(rung_mean(runs, rung, opponent))
+    for rung in RUNGS:
+        known |= _of_rung(runs, rung, f"rung {rung}")
     for name, within in (("cells", cells_within), ("gains", gains_within)):
         known[name] = str(within(runs, 1)[1])
         known |= {f"{name} within {limit}": str(within(runs, limit)[0]) for limit in (1, 3)}
+    return known
+
+
+def _of_rung(runs: Runs, rung: int, name: str) -> dict[str, str]:
+    known: dict[str, str] = {}
+    for opponent in OPPONENTS:
+        found = rung_differences(runs, rung, opponent)
+        known[f"{name}: {opponent}"] = counted(found)
+        above = sum(where(difference) == "above zero" for difference in found)
+        known[f"{name}: {opponent} above"] = f"{above} of {len(found)}"
+        known[f"{name}: {opponent} mean"] = points(rung_mean(runs, rung, opponent))
     return known
 
 
