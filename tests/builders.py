@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engram.config.settings import Config
 from engram.data.samples import Dataset, Origin
 from engram.data.sources import load
 from engram.data.streams import Stream
+from engram.engine.build import dataset_names
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
@@ -35,6 +37,11 @@ def small_digits(num_train: int = 300, num_test: int = 100, *, first: int = 0, o
     """The first samples of mnist-small, or those from `first` on."""
     digits = load("mnist-small")
     return Dataset(digits.name, digits.train[slice(first, first + num_train)], digits.test[slice(num_test)], origin)
+
+
+def digits_for(config: Config, num_train: int, num_test: int) -> list[Dataset]:
+    """The same digits under the name of each dataset that a config asks for."""
+    return [replace(small_digits(num_train, num_test), name=name) for name in dataset_names(config)]
 
 
 def custom_stream(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,14 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import engram
-from builders import custom_stream, interrupted, run_on, small_digits
+from builders import custom_stream, digits_for, interrupted, run_on, small_digits
 from engram import Progress, Result, preset
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
 from engram.data.batches import batches_of, move_streams, plan_epoch
-from engram.data.samples import Dataset
-from engram.engine.build import build_learner, build_streams, dataset_names, precision_of
+from engram.engine.build import build_learner, build_streams, precision_of
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped
@@ -72,7 +70,7 @@ def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) ->
 @needs_gpu
 def test_the_cnn_trains_on_the_gpu() -> None:
     config = preset("vision-mixture", "dhp+mas", num_tasks=2, epochs=1, trials=1)
-    data = digits_for(config, 640)
+    data = digits_for(config, 640, 200)
     on_cpu, on_gpu = (run_on([config], data, Runtime(device, "float32"))[0] for device in ("cpu", "cuda"))
     losses = [[row["loss"] for row in result.dynamics] for result in (on_cpu, on_gpu)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
@@ -108,12 +106,7 @@ def run_kind(configs: Sequence[Config], runtime: Runtime, seen: list[Progress] |
             precision=runtime.precision,
             report=seen.append,
         )
-    return run_on(configs, digits_for(configs[0], 320), runtime, seen.append)
-
-
-def digits_for(config: Config, num_train: int) -> list[Dataset]:
-    """The same digits under the name of each dataset that a config asks for."""
-    return [replace(small_digits(num_train, 200), name=name) for name in dataset_names(config)]
+    return run_on(configs, digits_for(configs[0], 320, 200), runtime, seen.append)
 
 
 @needs_gpu

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import engram
-from builders import assert_numbers_equal, custom_stream, run_on, small_digits
+from builders import assert_numbers_equal, custom_stream, digits_for, run_on, small_digits
 from engram import InputError, Progress, Result, preset, streams
 from engram.config.methods import all_methods
 from engram.config.settings import Config
@@ -44,8 +44,7 @@ KINDS = {
 def run_kind(configs: list[Config], **options: object) -> list[Result]:
     if configs[0].benchmark == "custom":
         return engram.run_many(configs, stream=custom_stream(), device="cpu", precision="float64", **options)
-    datasets = [small_digits(32, 20)] * (2 if configs[0].benchmark == "vision-mixture" else 1)
-    return run_on(configs, datasets, Runtime("cpu", "float64"), **options)
+    return run_on(configs, digits_for(configs[0], 32, 20), Runtime("cpu", "float64"), **options)
 
 
 @pytest.mark.slow
