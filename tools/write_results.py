@@ -16,7 +16,8 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import STEADY, title_of
 from engram.report.figures import draw_one
 from engram.report.layout import Table
-from engram.report.tables import final, so_far
+from engram.report.pairs import Pair
+from engram.report.tables import final, final_accuracy, so_far
 from engram.reproduction.claims import cells_within, gains_within
 from engram.reproduction.folder import Reproduction, read_reproduction
 from engram.reproduction.form import best_settings, by_rate_table, counts_table, heads_table
@@ -129,6 +130,8 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
     rounds = rounds_of(runs, "permuted-mnist", GRID)
     grid = {k: r for run in rounds for k, r in run.results.items() if k.startswith("matched") and "published" not in k}
     plain = runs["split-mnist", "study"].results["plain baseline: finetune"]
+    mas = {head: runs["split-mnist", "rung-1"].results[f"{head}+mas"] for head in ("linear", "matched", "dhp")}
+    added = {head: Pair(head, "linear", mas[head], mas["linear"]).accuracy for head in ("matched", "dhp")}
     return {
         "models": f"{sum(run.num_models for run in runs.values()):,}",
         "candidates": str(num_selected(folder)),
@@ -138,6 +141,8 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
         **{f"grid: {label}": f"{100 * final(result).mean:.1f}" for label, result in grid.items()},
         "paper: si": str(PAPER_RESULTS["permuted-mnist"]["si"][0]),
         "study: plain finetune": f"{100 * final(plain).mean:.1f}",
+        "mas: plain": final_accuracy(mas["linear"]),
+        **{f"mas: {head}": points(difference) for head, difference in added.items()},
         "steady settings": ", ".join(f"`{name}={json.dumps(value)}`" for name, value in STEADY.items()),
         "table models": str(sum(run.num_models for run in tables)),
         "table seconds": f"{seconds:,.0f}",
