@@ -27,9 +27,8 @@ def test_importances_are_of_the_features_alone_and_those_of_their_own_norm() -> 
 
 
 def test_a_run_with_mas_itself_is_that_of_the_preset_and_one_with_the_features_is_another() -> None:
-    config = preset(
-        "split-mnist", "linear+mas", dataset="mnist-small", trials=1, epochs=1, num_tasks=2, max_samples=900
-    )
+    small = {"dataset": "mnist-small", "trials": 1, "epochs": 5, "num_tasks": 2, "max_samples": 900}
+    config = preset("split-mnist", "linear+mas", strength=1000, **small)
     own, other = (mas_of_features.run_with(kind, config, None) for kind in (MAS, mas_of_features.MASOfFeatures))
     (expected,) = mas_of_features.engram.run_many([config], device="cpu", precision="float32", progress=False)
     assert own.dynamics[-1]["loss"] == expected.dynamics[-1]["loss"]
