@@ -86,12 +86,15 @@ KINDS = {
 }
 
 
-def configs_of(kind: str, methods: Sequence[str] = all_methods(), **changes: object) -> list[Config]:
+METHODS = (*all_methods(), "linear", "linear+si")  # plain heads share the section of matched and plastic ones
+
+
+def configs_of(kind: str, methods: Sequence[str] = METHODS, **changes: object) -> list[Config]:
     benchmark, more = KINDS[kind]
     settings = {"num_tasks": 2, "trials": 2, "epochs": 1, "hidden": [37]} | more | changes
     configs = []
     for method in methods:
-        penalized = method not in ("finetune", "dhp")
+        penalized = method not in ("finetune", "dhp", "linear")
         configs.append(preset(benchmark, method, **({"strength": 1.0} if penalized else {})).replace(**settings))
     return configs
 

@@ -324,6 +324,23 @@ def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, 
             )
 
 
+@pytest.mark.parametrize("methods", [("linear+si", "matched+si"), ("linear+mas", "dhp+mas", "matched+mas")])
+def test_plain_matched_and_plastic_heads_in_one_section_with_kernels_are_each_alone(
+    kernels: ModuleType, methods: tuple[str, ...]
+) -> None:
+    changes = {"epochs": 1, "batch_size": 7, "num_tasks": 2, "trials": 2, "hidden": [9], "network": "mlp"}
+    configs = [preset("custom", method, strength=0.5).replace(**changes, learning_rate=0.05) for method in methods]
+    together, batches = build(configs)
+    run_stream(Mapped([together], batches, kernels), batches, configs[0])
+    alone, _ = build(configs)
+    run_stream(OneByOne(alone, batches), batches, configs[0])
+    for one, other in zip(together, alone, strict=True):
+        found, expected = one.model.state_dict(), other.model.state_dict()
+        assert found.keys() == expected.keys()
+        for key, tensor in expected.items():
+            assert_near(found[key], tensor, 1e-4)
+
+
 @pytest.mark.parametrize("size", [None, 2.0])
 @pytest.mark.parametrize("is_slope", [False, True])
 def test_anchors_move_with_the_fast_part(kernels: ModuleType, is_slope: bool, size: float | None) -> None:

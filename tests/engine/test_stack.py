@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -174,7 +175,8 @@ def compare(configs: Sequence[Config]) -> tuple[list[Learner], list[Learner]]:
 
 # --- a stack computes what each model does alone
 
-FEW_METHODS = ("finetune", "dhp+si", "online-ewc", "dhp+mas")
+FEW_METHODS = ("finetune", "dhp+si", "online-ewc", "dhp+mas", "linear+si")
+PLAIN = ("linear", "linear+si", "linear+ewc", "linear+online-ewc", "linear+mas")
 
 
 @pytest.mark.parametrize(
@@ -184,13 +186,23 @@ def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
     changes = {"network": network, "epochs": 2, "trials": 2}
     if network == "cnn":
         changes |= {"epochs": 1, "trials": 1, "batch_size": 20}
-    methods = all_methods() if network == "mlp" else FEW_METHODS  # convolutions take long on a CPU
+    methods = (*all_methods(), *PLAIN) if network == "mlp" else FEW_METHODS  # convolutions take long on a CPU
     configs = [config_of(kind, method, **changes) for method in methods]
-    assert len(architectures(build(configs)[0])) == 1, "matched and plastic heads are one section"
+    assert len(architectures(build(configs)[0])) == 1, "plain, matched and plastic heads are one section"
     learners, _ = compare(configs)
     if kind == "imbalanced" and network == "mlp":
         lengths = {len(learner.outcome.records) for learner in learners}
         assert len({len(s[0].train) for s in streams_of(configs[0])}) == 2, lengths
+
+
+@pytest.mark.parametrize("others", [(), ("finetune", "mas"), ("dhp", "dhp+mas")], ids=["alone", "matched", "dhp"])
+def test_plain_heads_are_each_alone_whoever_trains_beside_them(others: tuple[str, ...]) -> None:
+    changes = {"epochs": 1, "trials": 2, "learning_rate": 0.1, "head_init": "published"}
+    configs = [config_of("permuted", method, **changes) for method in (*PLAIN, *others)]
+    learners, _ = compare(configs)
+    for learner in learners[: len(PLAIN)]:
+        assert [*learner.model.head.state_dict()] == ["weight"], "it has got nothing of the plastic head"
+        assert all(math.isnan(record.hebb_norm) for record in learner.outcome.records)
 
 
 @pytest.mark.slow
@@ -776,7 +788,8 @@ def test_learners_are_grouped_by_what_can_be_called_as_one() -> None:
     base = config_of("split", "finetune", trials=1)
     configs = [
         base,
-        base.replace(baseline_head="linear"),
+        config_of("split", "linear", trials=1),
+        config_of("split", "linear", trials=1, head_bias=True),
         config_of("split", "dhp+si", trials=1, strength=3.0, eta=0.5, learning_rate=0.5, xi=1.0),
         config_of("split", "dhp", trials=1, alpha="uniform"),
         config_of("split", "dhp", trials=1, eta_range="unbounded"),
@@ -787,7 +800,7 @@ def test_learners_are_grouped_by_what_can_be_called_as_one() -> None:
     learners, _ = build(configs)
     place = {id(learner): i for i, learner in enumerate(learners)}
     groups = [[place[id(learner)] for learner in group] for group in architectures(learners)]
-    assert sorted(groups) == [[0, 2, 7], [1], [3], [4], [5], [6]]
+    assert sorted(groups) == [[0, 1, 3, 8], [2], [4], [5], [6], [7]]
 
 
 # --- parts
@@ -1009,7 +1022,7 @@ def test_an_evaluation_and_importances_in_small_portions_are_the_same(monkeypatc
 
 def test_an_evaluation_calls_each_section_as_seldom_as_its_size_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call has a price of its own, so how many samples it gets depends on its section, not on the whole stack."""
-    learners, batches = build([config_of("custom", m) for m in ("dhp", "dhp+si", "matched", "linear", "fast-weights")])
+    learners, batches = build([config_of("custom", m) for m in ("dhp", "dhp+si", "matched", "steady", "fast-weights")])
     program = stacked(learners, batches)
     sizes = [len(section) for section in program.sections]
     assert sorted(sizes) == [2, 2, 6]

@@ -102,8 +102,9 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
 
 
 def _architecture(config: Config) -> tuple:
-    """What models of a group must share; a matched head has the shapes of a plastic one."""
-    head = "dhp" if config.head == "matched" else config.head
+    """What models of a group must share; plain and matched heads can be computed as plastic ones (`as_plastic`)."""
+    like_plastic = config.head == "matched" or (config.head == "linear" and not config.head_bias)
+    head = "dhp" if like_plastic else config.head
     # Of this package's heads the settings say whether models of a section may differ in them. Others may do anything.
     foreign = HEADS[head].make.__module__.partition(".")[0] != "engram"
     used = HEADS.facts(head).get("settings", {}).values() if foreign else ()

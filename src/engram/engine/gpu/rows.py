@@ -13,7 +13,7 @@ from engram.engine.gpu.slots import Slots, stack_slots
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.weight_step import weight_step
-from engram.nn.baselines import MatchedSoftmax
+from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.networks import Network
 from engram.penalties.quadratic import Quadratic, form_of
@@ -25,8 +25,8 @@ class Rows:
     A model's own tensors become views of its row: changing the rows changes the models, and vice versa.
 
     Args:
-        models: their parameters and buffers must have the same names and shapes. If any of them has a plastic
-            head, others may have a matched one: see `as_plastic`.
+        models: their parameters and buffers must have the same names and shapes, except that plain, matched and plastic
+            heads may be mixed: see `as_plastic`.
 
     Example:
         >>> rows = Rows([nn.Linear(4, 2) for _ in range(3)])
@@ -35,8 +35,7 @@ class Rows:
     """
 
     def __init__(self, models: Sequence[nn.Module]):
-        plastic = any(isinstance(getattr(model, "head", None), DHPSoftmax) for model in models)
-        alike = [as_plastic(model) if plastic else model for model in models]
+        alike = [as_plastic(model) for model in models] if are_mixed(models) else models
         check_alike(alike)
         # for each model, the names that its own parameters have in the rows
         self.names = [_names(own, model) for own, model in zip(models, alike, strict=True)]
@@ -50,11 +49,25 @@ class Rows:
         return torch.stack([tensor.isfinite().reshape(len(tensor), -1).all(dim=1) for tensor in tensors]).all(dim=0)
 
 
-def as_plastic(model: nn.Module) -> nn.Module:
-    """A network with a matched head as one with a plastic head that computes the same, with the same parameters.
+def are_mixed(models: Sequence[nn.Module]) -> bool:
+    """Whether models have heads of several kinds.
 
-    z = (θ + α Hebb) h  is  z = (θ + θ′ c) h  if α is θ′, and the trace is constant: Hebb = c and η = 0. So plastic
-    and matched heads train in one section. Other models are returned as they are.
+    Args:
+        models: any.
+
+    Example:
+        >>> are_mixed([Network(features, LinearSoftmax(8, 3)), Network(features, DHPSoftmax(8, 3))])
+        True
+    """
+    return len({type(getattr(model, "head", None)) for model in models}) > 1
+
+
+def as_plastic(model: nn.Module) -> nn.Module:
+    """A network with a plain or a matched head as one with a plastic head that computes the same.
+
+    z = (θ + α Hebb) h  is  z = (θ + θ′ c) h  if α is θ′, and the trace is constant: Hebb = c and η = 0. It is  z = θ h
+    if α and the trace stay zero. So all three train in one section. Parameters that the network has of its own are
+    shared. Other models are returned as they are.
 
     Args:
         model: any.
@@ -63,13 +76,18 @@ def as_plastic(model: nn.Module) -> nn.Module:
         >>> as_plastic(Network(features, MatchedSoftmax(8, 3))).head.hebb.unique()
         tensor([1.])
     """
-    if not isinstance(model, Network) or type(model.head) is not MatchedSoftmax:
+    own = model.head if isinstance(model, Network) else None
+    if type(own) is MatchedSoftmax:
+        alpha, trace = own.extra, own.trace
+    elif type(own) is LinearSoftmax and own.bias is None:
+        alpha, trace = nn.Parameter(torch.zeros_like(own.weight), requires_grad=False), 0.0
+    else:
         return model
-    matched = model.head
-    head = DHPSoftmax(matched.in_features, matched.out_features, eta=0, device="meta")  # draws no weights
-    head.weight, head.alpha = matched.weight, matched.extra
-    head.eta = nn.Parameter(matched.weight.new_zeros(()), requires_grad=False)
-    head.hebb = torch.full_like(matched.weight, matched.trace, requires_grad=False)
+    assert isinstance(model, Network)
+    head = DHPSoftmax(own.in_features, own.out_features, eta=0, device="meta")  # draws no weights
+    head.weight, head.alpha = own.weight, alpha
+    head.eta = nn.Parameter(own.weight.new_zeros(()), requires_grad=False)
+    head.hebb = torch.full_like(own.weight, trace, requires_grad=False)
     head.check_values = False
     return Network(model.features, head)
 

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 
 from engram.engine.gpu.heads import LateMoment, is_movable, writes_sums
 from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare
-from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
+from engram.engine.gpu.rows import Rows, Step, are_mixed, as_plastic, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.optimizer import Optimizer
 from engram.nn.dhp import DHPSoftmax
@@ -45,8 +45,9 @@ class Section:
     ):
         self.learners = list(learners)
         self.kernels = kernels
-        # A plastic head computes what a matched one does, with a constant trace; the reverse does not hold.
+        # A plastic head computes what a plain or a matched one does, with a constant trace; the reverse does not hold.
         one = max(self.learners, key=lambda learner: learner.config.plastic).model
+        one = as_plastic(one) if are_mixed([learner.model for learner in self.learners]) else one
         self.skeleton = copy.deepcopy(one).train()
         self.products = Products()
         self.still = copy.deepcopy(one).eval()  # to evaluate
