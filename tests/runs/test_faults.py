@@ -318,6 +318,36 @@ def test_first_interrupt_saves_and_stops(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_command_that_is_stopped_when_nobody_reads_its_output_saves(
+    commanded: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    """As with `engram run … | tee log` where Ctrl-C ends `tee` first, and when a terminal is closed."""
+    folder = tmp_path / "run"
+    running = process(*COMMAND, "--out", folder)
+    wait_until_started(folder, running)
+    for stream in (running.stdout, running.stderr):
+        assert stream is not None
+        stream.close()
+    time.sleep(0.3)
+    running.send_signal(number)
+    assert running.wait(timeout=30) == code
+    assert CheckpointFolder(folder / "checkpoints").any_saved
+    assert command("run", "--resume", folder) is None
+    assert results_in(folder) == results_in(commanded)
+
+
+@pytest.mark.slow
+def test_a_command_whose_output_nobody_reads_comes_to_its_end(commanded: Path, tmp_path: Path) -> None:
+    running = process(*COMMAND, "--out", tmp_path / "run")
+    for stream in (running.stdout, running.stderr):
+        assert stream is not None
+        stream.close()
+    assert running.wait(timeout=60) == 0
+    assert results_in(tmp_path / "run") == results_in(commanded)
+
+
+@pytest.mark.slow
 def test_a_command_whose_time_is_over_saves_and_stops_and_is_resumed(commanded: Path, tmp_path: Path) -> None:
     """Each takes some steps, however short its time is, and starts where the one before stopped."""
     folder, starts = tmp_path / "run", []

@@ -6,7 +6,6 @@ immediately (tests/cli/test_cli_help.py).
 
 from __future__ import annotations
 
-import io
 import sys
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ import typer
 
 from engram import __version__
 from engram.cli.data import data_app
+from engram.cli.output import lost_output, prepare_output
 from engram.cli.predict import predict
 from engram.cli.reproduce import reproduce
 from engram.cli.results import figures, report, table
@@ -57,9 +57,7 @@ ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind._
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the `engram` command. Input that a person can correct ends in one sentence and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without Greek letters gets question marks
+    prepare_output()
     try:
         given = sys.argv[1:] if arguments is None else [str(argument) for argument in arguments]
         code = app(args=given, standalone_mode=False, obj=given)
@@ -73,6 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
     if code == INTERRUPTED:
         print("engram: stopped", file=sys.stderr)
+    if (lost := lost_output()) is not None:
+        code = _refuse(f"cannot use the output: {lost.strerror or lost}")
     sys.exit(code)
 
 

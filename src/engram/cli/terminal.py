@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TIME_IS_OVER = 124  # the exit code of a command that was stopped because its time was over, as of `timeout`
 PATIENCE = 1.0  # seconds in which a second signal is the first one once more
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Bars:
@@ -93,7 +93,9 @@ def print_table(table: Table, console: Console) -> None:
 
 
 class Interruption:
-    """Whether the command is to stop: by Ctrl-C, SIGTERM (which clusters send before taking a node), or a time limit.
+    """Whether the command is to stop: by Ctrl-C, SIGTERM, SIGHUP, or a time limit.
+
+    Clusters send SIGTERM before they take a node. A terminal that is closed sends SIGHUP, which `nohup` ignores.
 
     Args:
         how_to_resume: returns the words that follow "stopped", or nothing.
@@ -162,7 +164,7 @@ def _print(line: str) -> None:
 def interruptible(
     how_to_resume: Callable[[], str], console: Console, limit: TimeLimit | None = None
 ) -> Iterator[Interruption]:
-    """Handle Ctrl-C, SIGTERM and a limit of time in this context, and print how to resume after them."""
+    """Handle these signals and a limit of time in this context, and print how to resume after them."""
     interruption = Interruption(how_to_resume, console, limit)
     in_main = threading.current_thread() is threading.main_thread()
     usual = {number: signal.getsignal(number) for number in SIGNALS} if in_main else {}
