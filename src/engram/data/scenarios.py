@@ -22,7 +22,7 @@ from engram.common.errors import InputError, check_choice
 from engram.data.samples import Samples
 
 if TYPE_CHECKING:
-    from engram.data.streams import Stream, Task
+    from engram.data.samples import Stream, Task
 
 SCENARIOS = ("task", "domain", "class")
 Groups = list[tuple[int, ...]]  # the classes of each task
