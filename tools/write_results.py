@@ -12,15 +12,33 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from document_tables import (
+    baseline_table,
+    best_settings,
+    cells_within,
+    control_table,
+    data_table,
+    differences,
+    diverged_table,
+    gains_within,
+    heads_table,
+    num_selected,
+    selection_tables,
+    sensitivity_table,
+    study_table,
+    times_table,
+    worst_table,
+)
+
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import STEADY, title_of
 from engram.report.figures import draw_one
 from engram.report.layout import Table
 from engram.report.pairs import Pair
 from engram.report.tables import final, final_accuracy, so_far
-from engram.reproduction.claims import cells_within, gains_within
+from engram.reproduction.claims import accuracy_table, claims_table, rung_claims_table, transfer_table
 from engram.reproduction.folder import Reproduction, read_reproduction
-from engram.reproduction.form import best_settings, by_rate_table, counts_table, heads_table
+from engram.reproduction.form import by_rate_table, counts_table
 from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, Runs, rounds_of
 from engram.reproduction.map import best_rates_table, map_table
 from engram.reproduction.page import draw_overview
@@ -37,22 +55,6 @@ from engram.reproduction.rungs import (
 )
 from engram.reproduction.stress import BENCHMARK, rates_table, stress_table
 from engram.reproduction.study import divergence_table, relu_table
-from engram.reproduction.tables import (
-    accuracy_table,
-    baseline_table,
-    claims_table,
-    control_table,
-    data_table,
-    differences,
-    diverged_table,
-    num_selected,
-    selection_tables,
-    sensitivity_table,
-    study_table,
-    times_table,
-    transfer_table,
-    worst_table,
-)
 from engram.reproduction.verdicts import FEWEST_PAIRS, counted, points, steady_pairs, table_pairs, where
 from engram.runs.run import read_run
 
@@ -175,6 +177,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: diverged": _joined(table for table in [diverged_table(runs)] if table.rows),
         "table: baselines": baseline_table(runs).to_markdown(),
         "table: differences": differences(table_pairs(runs), "The DHP Softmax as in the paper").to_markdown(),
+        "table: rung claims": _to_the_left(rung_claims_table(runs)),
         "table: claims": _to_the_left(claims_table(runs)),
         "table: sensitivity": sensitivity_table(runs).to_markdown(),
         "tables: study": _joined(study_table(runs, benchmark) for benchmark in studies),

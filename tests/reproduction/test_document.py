@@ -11,19 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from document_tables import study_table
 from matplotlib.image import imread, imsave
 
 from builders import labelled
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import STEADY, preset
 from engram.report.pairs import pairs, why_not_paired
-from engram.reproduction import claims as claims_module
-from engram.reproduction import verdicts
-from engram.reproduction.claims import claims
+from engram.reproduction import ladder, verdicts
+from engram.reproduction.claims import claims, rung_claims_table
 from engram.reproduction.folder import read_reproduction
 from engram.reproduction.plan import plan
 from engram.reproduction.rungs import OPPONENTS, RUNGS, rung_pairs
-from engram.reproduction.tables import study_table
 from engram.runs import metrics
 from engram.runs.format import write_results
 from engram.runs.metrics import Estimate
@@ -201,20 +200,46 @@ def test_the_steady_trace_is_compared_with_the_tables_baselines() -> None:
     assert verdicts.steady_pairs({("split-mnist", "variant"): variant}) == []
 
 
+def rung_1(ours: list[float], theirs: list[float], diverged: bool = False) -> dict[tuple[str, str], Run]:
+    """Rung 1 on Split MNIST, where each method with DHP ends with the first accuracies, and others with the second."""
+    heads = {"dhp": ours, "linear": theirs, "matched": theirs}
+    results = [
+        result(head + ending, final, diverged and head == "dhp")
+        for head, final in heads.items()
+        for ending in ladder.ENDINGS
+    ]
+    return {("split-mnist", "rung-1"): run("rung-1", *results)}
+
+
+def claims_on_rung_1(runs: dict[tuple[str, str], Run]) -> dict[str, str]:
+    made = rung_claims_table(runs)
+    assert made.columns == ("the paper says", "1: as published")
+    return {claim.split(":")[0].split()[0].strip("“"): verdict for claim, verdict in made.rows}
+
+
+def test_claims_about_what_dhp_adds_follow_from_their_comparisons() -> None:
+    better, same, worse = [0.6, 0.61, 0.62], [0.49, 0.512, 0.521], [0.4, 0.41, 0.42]
+    above = claims_on_rung_1(rung_1(better, same))
+    assert above["The"] == above["It"] == "reproduced: better in 4 of 4, worse in 0"
+    assert above["Split"].startswith("reproduced: +10.23 [")
+    assert above["Plasticity"] == "not tested"
+    assert above["Permuted"] == above["Imbalanced"] == above["Vision"] == "not run"
+    assert claims_on_rung_1(rung_1(worse, same))["The"] == "contradicted: better in 0 of 4, worse in 4"
+    assert claims_on_rung_1(rung_1([0.5, 0.5, 0.5], same))["The"] == "not reproduced: better in 0 of 4, worse in 0"
+
+
+def test_one_case_below_zero_is_enough_against_all_cases() -> None:
+    better, same, worse = [0.6, 0.61, 0.62], [0.49, 0.512, 0.521], [0.4, 0.41, 0.42]
+    runs = rung_1(better, same)
+    runs["split-mnist", "rung-1"].results["dhp+mas"] = result("dhp+mas", worse)
+    assert claims_on_rung_1(runs)["The"] == "contradicted: better in 3 of 4, worse in 1"
+
+
 def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
-    table = run("table", result("finetune", [0.5, 0.6, 0.7]), result("dhp", [0.5, 0.6, 0.7], diverged=True))
-    made = {verdict.claim: verdict for verdict in claims({("split-mnist", "table"): table})}
-    (split,) = [verdict for claim, verdict in made.items() if "Split" in claim]
-    assert split.verdict == "not tested"
-    assert split.evidence.startswith("3 of 3 trials")
-
-
-def test_claims_about_all_follow_from_their_comparisons() -> None:
-    worse = [result("dhp", [0.4, 0.41, 0.42]), result("finetune", [0.5, 0.512, 0.521])]
-    table = {("split-mnist", "table"): run("table", *worse)}
-    assert claims(table)[0].verdict == "contradicted"
-    better = [result("dhp", [0.6, 0.61, 0.62]), result("finetune", [0.5, 0.512, 0.521])]
-    assert claims({("split-mnist", "table"): run("table", *better)})[0].verdict == "reproduced"
+    made = claims_on_rung_1(rung_1([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], diverged=True))
+    assert made["Split"] == "not tested: 3 of 3 trials diverged"
+    assert made["The"] == "not tested: better in 0 of 4, worse in 0"
+    assert rung_claims_table({}).rows == []
 
 
 def test_differences_without_a_pair_are_left_out() -> None:
@@ -234,10 +259,8 @@ def test_a_change_of_one_side_is_set_beside_the_right_other() -> None:
 
 
 def test_claims_about_what_was_not_run_are_not_made() -> None:
-    alone = run("table", result("finetune", [0.5, 0.6, 0.7]))
-    assert len(claims({("split-mnist", "table"): alone})) == 2  # about all comparisons, of which there are none
-    assert {made.verdict for made in claims({("split-mnist", "table"): alone})} == {"not tested"}
-    assert claims({})[0].verdict == "not tested"
+    assert claims({("split-mnist", "table"): run("table", result("finetune", [0.5, 0.6, 0.7]))}) == []
+    assert claims({}) == []
 
 
 def trace(values: dict[str, list[list[float]]]) -> list[dict[str, float]]:
@@ -278,10 +301,3 @@ def test_initial_values_of_eta_are_compared_in_pairs() -> None:
     found = {made.claim: made for made in claims({("split-mnist", "sensitivity"): run_of("sensitivity", results)})}
     assert found["η's initial value needs little tuning"].verdict == "reproduced"
     assert found["Low initial values of η are best"].verdict == "reproduced", "trials differ by far more, but in pairs"
-
-
-def test_one_case_below_zero_is_enough_against_all_cases() -> None:
-    better = [estimate(0.1, 0.2)] * 5
-    assert claims_module._in_all_cases("all", better).verdict == "reproduced"
-    assert claims_module._in_all_cases("all", [*better, estimate(-0.1, 0.1)]).verdict == "not reproduced"
-    assert claims_module._in_all_cases("all", [*better, estimate(-0.2, -0.1)]).verdict == "contradicted"

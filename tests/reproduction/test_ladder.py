@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from document_tables import best_settings, cells_within, heads_table
 
 from builders import refusal, small_digits
 from engram import preset
@@ -18,9 +19,8 @@ from engram.config.presets import CHOOSING
 from engram.data.samples import Dataset
 from engram.engine.training import Runtime
 from engram.reproduction import ladder
-from engram.reproduction.claims import cells_within
 from engram.reproduction.folder import read_reproduction
-from engram.reproduction.form import best_settings, by_rate_table, candidates_table, counts_table, heads_table
+from engram.reproduction.form import by_rate_table, candidates_table, counts_table
 from engram.reproduction.page import ladder_verdict, make_page
 from engram.reproduction.plan import Part, plan
 from engram.reproduction.run import run_reproduction
@@ -363,14 +363,14 @@ def test_the_verdict_says_where_the_intervals_of_each_rung_lie(
     small_ladder: tuple[Path, dict[tuple[str, str], Run]],
 ) -> None:
     _, runs = small_ladder
-    first, *said = ladder_verdict(runs)
-    assert first == (
-        "In the fairest comparison so far, one budget (rung 4), DHP is better than a plain layer in 0 of 4 "
-        "comparisons, worse in 0, unclear in 0; 4 were not tested."
-    )
-    assert len(said) == 3
+    opening, *said = ladder_verdict(runs)
+    assert opening == "The paper's layer (DHP) against a plain one, in comparisons that become fairer."
+    assert len(said) == 4
     for rung, sentence in enumerate(said, start=1):
-        assert sentence.startswith(f"Rung {rung}, {RUNGS[rung]}: better in 0 of 4 comparisons, worse in 0")
+        assert sentence == (
+            f"Rung {rung}, {RUNGS[rung]}, on Split MNIST alone: "
+            "better in 0 of 4 comparisons, worse in 0, unclear in 0; 4 were not tested."
+        )
     assert ladder_verdict({}) == []
 
 

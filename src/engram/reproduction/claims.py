@@ -1,17 +1,18 @@
-"""The paper's claims, and our verdict on each: reproduced, not reproduced, contradicted, or not tested."""
+"""Table I next to the paper's, and a verdict on each claim: reproduced, not reproduced, contradicted, or not tested."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from engram.config.methods import all_methods
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
-from engram.config.presets import preset
-from engram.report.layout import number
-from engram.report.pairs import accuracy_difference, baseline_of, pairs
+from engram.config.presets import preset, title_of
+from engram.report.layout import Table, number
+from engram.report.pairs import Pair, accuracy_difference, baseline_of, paper_value
+from engram.report.tables import final_accuracy
 from engram.reproduction.ladder import Runs
-from engram.reproduction.rungs import paper_difference, rung_pairs, rung_results
+from engram.reproduction.rungs import RUNGS, rung_pairs
 from engram.reproduction.verdicts import (
     FEWEST_PAIRS,
     Verdict,
@@ -23,15 +24,105 @@ from engram.reproduction.verdicts import (
     points,
     table_pairs,
 )
-from engram.runs.metrics import Estimate
+from engram.runs import metrics
 from engram.runs.result import Result
 
 LITTLE = 0.01  # a point of accuracy: within it, a value needs no tuning
 THIRD = 3  # the task after which η decays, according to the paper
+# The paper's largest gain on each benchmark.
+LARGEST = {
+    "permuted-mnist": "dhp+mas",
+    "imbalanced-permuted-mnist": "dhp",
+    "split-mnist": "dhp",
+    "vision-mixture": "dhp+mas",
+}
+Pairs = dict[str, list[Pair]]  # by benchmark
+
+
+# --- what DHP adds, by rung of the ladder
+
+
+def rung_claims_table(runs: Runs) -> Table:
+    """What the paper says that DHP adds, and our verdict on each rung of the ladder.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(rung_claims_table(read_reproduction("results").runs).to_text())
+    """
+    plain = {rung: _pairs_on(runs, rung, "linear") for rung in RUNGS}
+    plain = {rung: found for rung, found in plain.items() if found}
+    matched = {rung: _pairs_on(runs, rung, "matched") for rung in plain}
+    uniform = {rung: _pairs_on(runs, rung, "dhp-uniform") for rung in plain}
+    rows = [
+        (
+            "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",
+            *(_in_all_cases(found, "accuracy") for found in plain.values()),
+        ),
+        (
+            "“Our model consistently exhibits lower negative BWT across all benchmarks”",
+            *(_in_all_cases(found, "transfer") for found in plain.values()),
+        ),
+        (
+            "It is not the larger capacity: DHP is better than a matched head",
+            *(_in_all_cases(found, "accuracy") for found in matched.values()),
+        ),
+        (
+            "Plasticity that is learned for each synapse is better than one that all share",
+            *(_in_all_cases(found, "accuracy") for found in uniform.values()),
+        ),
+    ]
+    for benchmark, method in LARGEST.items():
+        gain = PAPER_RESULTS[benchmark][method][0] - PAPER_RESULTS[benchmark][baseline_of(method)][0]
+        claim = f"{title_of(benchmark)}: {method} adds {gain:.2f} points"
+        rows.append((claim, *(_gains(found.get(benchmark, []), method, gain) for found in plain.values())))
+    columns = ("the paper says", *(f"{rung}: {RUNGS[rung]}" for rung in plain))
+    return Table("The paper's claims, rung by rung: DHP minus a plain head", columns, rows if plain else [])
+
+
+def _pairs_on(runs: Runs, rung: int, opponent: str) -> Pairs:
+    found = {name: rung_pairs(runs, name, rung, opponent) for name in PAPER_BENCHMARKS}
+    return {name: some for name, some in found.items() if some}
+
+
+def _in_all_cases(found: Pairs, what: str) -> str:
+    """A claim that the difference is above zero in every case; a single case below zero contradicts it."""
+    differences = [getattr(pair, what) for some in found.values() for pair in some]
+    verdicts = [judge(difference, 1) for difference in differences]
+    if not verdicts:
+        return "not tested"
+    verdict = next(word for word in ("contradicted", "not reproduced", "reproduced", "not tested") if word in verdicts)
+    above, below = verdicts.count("reproduced"), verdicts.count("contradicted")
+    return f"{verdict}: better in {above} of {len(verdicts)}, worse in {below}"
+
+
+def _gains(found: Sequence[Pair], method: str, gain: float) -> str:
+    pair = next((pair for pair in found if pair.label == method), None)
+    if pair is None:
+        return "not run"
+    if pair.accuracy.num_trials < FEWEST_PAIRS:
+        return f"not tested: {len(pair.result.diverged)} of {len(pair.result.accuracy)} trials diverged"
+    return f"{judge(pair.accuracy, gain)}: {points(pair.accuracy)}"
+
+
+def claims_verdict(runs: Runs) -> list[str]:
+    """What Table I says where no rung of the ladder was run, in sentences.
+
+    Example:
+        print(*claims_verdict(read_reproduction("results").runs))
+    """
+    compared = [pair.accuracy for pair in table_pairs(runs)]
+    if not compared:
+        return ["No method of the paper has been run with DHP and without, so no claim is tested."]
+    return [f"A method with DHP is {counted(compared, 'better than without')}."]
+
+
+# --- what the trace does
 
 
 def claims(runs: Runs) -> list[Verdict]:
-    """The verdicts on all claims for which there are results.
+    """The verdicts on what the paper says of η and the trace, where there are results.
 
     Args:
         runs: those of a reproduction, by benchmark and part.
@@ -40,80 +131,13 @@ def claims(runs: Runs) -> list[Verdict]:
         for verdict in claims(read_reproduction("results").runs):
             print(verdict.claim, verdict.verdict)
     """
-    made = [
-        _in_all_cases(
-            "“The addition of DHP in all cases improves the model's ability to reduce forgetting”, by accuracy",
-            [pair.accuracy for pair in table_pairs(runs)],
-        ),
-        *(_improves_on(runs, benchmark) for benchmark in PAPER_BENCHMARKS),
-        _in_all_cases(
-            "“Our model consistently exhibits lower negative BWT across all benchmarks”",
-            [pair.transfer for pair in table_pairs(runs)],
-        ),
-        *_eta(runs),
-        *_dynamics(runs),
-        _not_by_capacity(runs),
-        _better_than_uniform(runs),
-    ]
-    return [verdict for verdict in made if verdict is not None]
+    return [*_eta(runs), *_dynamics(runs)]
 
 
-def claims_verdict(runs: Runs) -> list[str]:
-    """What became of the paper's claims, in sentences.
-
-    Example:
-        print(*claims_verdict(read_reproduction("results").runs))
-    """
-    compared = [pair.accuracy for pair in table_pairs(runs)]
-    if not compared:
-        return ["No method of the paper has been run with DHP and without, so no claim is tested."]
-    verdicts = [made.verdict for made in claims(runs)]
-    words = ("reproduced", "not reproduced", "contradicted", "not tested")
-    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words if word in verdicts)
-    return [
-        f"Of the paper's {len(verdicts)} claims: {counts}.",
-        f"A method with DHP is {counted(compared, 'better than without')}.",
-    ]
-
-
-def _in_all_cases(claim: str, found: Sequence[Estimate]) -> Verdict:
-    """A claim that the difference is above zero in every case; a single case below zero contradicts it."""
-    verdicts = [judge(difference, 1) for difference in found]
-    words = ("contradicted", "not reproduced", "reproduced", "not tested")
-    return Verdict(
-        claim,
-        next((word for word in words if word in verdicts), "not tested"),
-        counted(found),
-        certainty(found),
-    )
-
-
-def _improves_on(runs: Runs, benchmark: str) -> Verdict | None:
-    """The paper's largest claim about each benchmark."""
-    run = runs.get((benchmark, "table"))
-    if run is None:
-        return None
-    method, words = {
-        "permuted-mnist": ("dhp+mas", "On Permuted MNIST DHP adds {gain:.2f} points to MAS"),
-        "imbalanced-permuted-mnist": ("dhp", "On Imbalanced Permuted MNIST DHP alone adds {gain:.2f} points"),
-        "split-mnist": ("dhp", "On Split MNIST DHP alone adds {gain:.2f} points"),
-        "vision-mixture": ("dhp+mas", "On the mixture DHP adds {gain:.2f} points to MAS"),
-    }[benchmark]
-    paper = PAPER_RESULTS[benchmark]
-    gain = paper[method][0] - paper[baseline_of(method)][0]
-    claim = words.format(gain=gain)
-    pair = next((pair for pair in pairs(run.results) if pair.label == method), None)
-    if pair is None:
-        return None
-    if pair.accuracy.num_trials < FEWEST_PAIRS:
-        diverged = len(run.results[method].diverged)
-        tried = len(run.results[method].accuracy)
-        evidence = (
-            f"{diverged} of {tried} trials of {method} diverged" if diverged else "too few trials learned all tasks"
-        )
-        return Verdict(claim, "not tested", evidence, certainty([]))
-    evidence = f"{points(pair.accuracy)} points"
-    return Verdict(claim, judge(pair.accuracy, gain), evidence, certainty([pair.accuracy]))
+def claims_table(runs: Runs) -> Table:
+    """What the paper says of η and the trace, and our verdicts."""
+    rows = [(made.claim, made.verdict, made.certainty, made.evidence) for made in claims(runs)]
+    return Table("The paper's claims about the trace", ("claim", "verdict", "how sure", "evidence"), rows)
 
 
 def _eta(runs: Runs) -> list[Verdict]:
@@ -200,87 +224,39 @@ def _by_task(result: Result, name: str) -> list[list[float]]:
     return [tasks[task] for task in sorted(tasks)]
 
 
-def _not_by_capacity(runs: Runs) -> Verdict | None:
-    """The baseline with an extra set of slow weights against the plain one."""
-    run = runs.get(("split-mnist", "study"))
-    table = {} if run is None else run.results
-    matched, plain, dhp = (
-        table.get(label) for label in ("as in the table: finetune", "plain baseline: finetune", "as in the table: dhp")
-    )
-    if matched is None or plain is None or dhp is None:
-        return None
-    over_plain = accuracy_difference(dhp, plain)
-    over_matched = accuracy_difference(dhp, matched)
-    return Verdict(
-        "DHP alone beats a baseline of the same capacity, which has an extra set of slow weights",
-        judge(over_matched, 1),
-        f"Split MNIST: DHP alone {points(over_plain)} points over the plain baseline, and {points(over_matched)} over "
-        "the one with the extra set, which also has twice the learning rate in that layer",
-        certainty([over_matched]),
-    )
+# --- Table I
 
 
-def _better_than_uniform(runs: Runs) -> Verdict | None:
-    run = runs.get(("split-mnist", "study"))
-    if run is None:
-        return None
-    found = []
-    for method in ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas"):
-        synapse = run.results.get(f"as in the table: {method}")
-        uniform = run.results.get(f"uniform plasticity: {method}")
-        if synapse is not None and uniform is not None:
-            found.append((method, accuracy_difference(synapse, uniform)))
-    if not found:
-        return None
-    verdicts = [judge(difference, 1) for _, difference in found]
-    verdict = common_verdict(verdicts)
-    evidence = "; ".join(f"{method} {points(difference)}" for method, difference in found)
-    return Verdict(
-        "Plasticity that is learned for each synapse is better than one that all share",
-        verdict,
-        f"Split MNIST, points over the uniform one: {evidence}",
-        certainty([difference for _, difference in found]),
-    )
-
-
-# --- how near rung 1 is to the paper's table
-
-
-def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
-    """How many cells of the paper's Table I rung 1 has within so many points, and how many it has at all.
-
-    Args:
-        runs: those of a reproduction.
-        limit: in points of accuracy.
+def accuracy_table(runs: Runs) -> Table:
+    """Table I, our numbers before the paper's: a row for each method, a column for each benchmark.
 
     Example:
-        >>> near, all_cells = cells_within(read_reproduction("results").runs, 1.0)
+        print(accuracy_table(read_reproduction("results").runs).to_markdown())
     """
-    near = total = 0
-    for benchmark in PAPER_BENCHMARKS:
-        found = rung_results(runs, benchmark, 1)
-        for method, (accuracy, _) in PAPER_RESULTS[benchmark].items():
-            ours = found.get(_on_rung_1(method))
-            if ours is not None and not ours.diverged:
-                total += 1
-                near += abs(100 * float(ours.average_accuracy[:, -1].mean()) - accuracy) <= limit
-    return near, total
+
+    def cell(result: Result) -> str:
+        paper = paper_value(result)
+        return f"{final_accuracy(result)} / {'–' if paper is None else f'{paper[0]:.2f}'}"
+
+    return _across(runs, "Average accuracy in % after all tasks: ours ± SEM / the paper's", cell)
 
 
-def gains_within(runs: Runs, limit: float) -> tuple[int, int]:
-    """The same for the paper's differences between DHP and its baselines.
+def transfer_table(runs: Runs) -> Table:
+    """BWT as in `accuracy_table`."""
 
-    Example:
-        >>> near, all_gains = gains_within(read_reproduction("results").runs, 1.0)
-    """
-    pairs = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, 1, "linear")]
-    both = [(100 * pair.accuracy.mean, paper_difference(pair.result.config)) for pair in pairs]
-    known = [(ours, theirs) for ours, theirs in both if theirs is not None and not math.isnan(ours)]
-    return sum(abs(ours - theirs) <= limit for ours, theirs in known), len(known)
+    def cell(result: Result) -> str:
+        paper = paper_value(result)
+        return f"{number(metrics.estimate(result.bwt).mean, 3)} / {'–' if paper is None else f'{paper[1]:.2f}'}"
+
+    return _across(runs, "Backward transfer, below zero is forgetting: ours / the paper's", cell)
 
 
-def _on_rung_1(method: str) -> str:
-    """The paper's method as rung 1 names it: its baselines are plain heads."""
-    if method.startswith("dhp"):
-        return method
-    return "linear" if method == "finetune" else f"linear+{method}"
+def _across(runs: Runs, title: str, cell: Callable[[Result], str]) -> Table:
+    columns = {name: runs[name, "table"].results for name in PAPER_BENCHMARKS if (name, "table") in runs}
+    methods = [method for method in all_methods() if any(method in results for results in columns.values())]
+    rows = [
+        (method, *(cell(results[method]) if method in results else "not run" for results in columns.values()))
+        for method in methods
+    ]
+    trials = (str(max(len(result.accuracy) for result in results.values())) for results in columns.values())
+    return Table(title, ("method", *(title_of(name) for name in columns)), [*rows, ("trials", *trials)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
@@ -13,21 +12,16 @@ from engram.report.tables import final_accuracy
 from engram.reproduction import ladder
 from engram.reproduction.ladder import (
     ENDINGS,
-    GRID,
-    GRID_ROUNDS,
     SEARCH,
     Contestant,
     Runs,
-    of_one_initialisation,
     rounds_of,
     scores_of,
     search_rounds,
     with_one_budget,
-    with_own_strength,
 )
 from engram.reproduction.rungs import rung_pairs
-from engram.reproduction.search import best_point, settings_at
-from engram.reproduction.verdicts import added, points, where
+from engram.reproduction.verdicts import added, where
 from engram.runs.result import Result
 from engram.runs.run import Run
 
@@ -87,27 +81,6 @@ def _gains(runs: Runs, head: str) -> list[float]:
     return gains
 
 
-def heads_table(runs: Runs, heads: Sequence[str], title: str) -> Table:
-    """Each head minus the plain one on rung 4: alone, and with each penalty.
-
-    Args:
-        runs: those of a reproduction.
-        heads: a column for each.
-        title: of the table.
-
-    Example:
-        >>> print(heads_table(read_reproduction("results").runs, ["dhp", "steady"], "Rung 4").to_text())
-    """
-    rows = []
-    for benchmark in PAPER_BENCHMARKS:
-        found = {head: {p.label: p for p in rung_pairs(runs, benchmark, 4, "linear", head)} for head in heads}
-        for ending in ENDINGS:
-            cells = [points(found[h][h + ending].accuracy) if h + ending in found[h] else "–" for h in heads]
-            if any(cell != "–" for cell in cells):
-                rows.append((f"{title_of(benchmark)}: {ending.removeprefix('+') or 'alone'}", *cells))
-    return Table(f"{title}, minus the plain head, points of accuracy with 95% intervals", ("", *heads), rows)
-
-
 def by_rate_table(runs: Runs) -> Table:
     """DHP and the candidates minus the plain head at one learning rate for all, from the search for rung 4.
 
@@ -163,40 +136,3 @@ def counts_table(runs: Runs) -> Table:
             rows.append((head, f"{len(found)}", f"{sum(d.mean > 0 for d in found)}", *counts, f"{mean:+.2f}"))
     columns = ("head", "differences", "mean above zero", "interval above", "around", "below zero", "mean, points")
     return Table("Heads on rung 4, minus the plain one", columns, rows)
-
-
-def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
-    """The settings of each method that were best on validation samples, by benchmark and method.
-
-    They are those of rung 4; where it has not been run, those of the grids over strengths, at the paper's learning rate
-    and with the better of both initialisations.
-
-    Args:
-        runs: those of a reproduction.
-
-    Example:
-        >>> best_settings(read_reproduction("results").runs)["split-mnist"]["linear+si"]["learning_rate"]
-        0.03
-    """
-    best: dict[str, dict[str, dict[str, Any]]] = {}
-    for benchmark in PAPER_BENCHMARKS:
-        final = runs.get((benchmark, "rung-4"))
-        grid = rounds_of(runs, benchmark, GRID)
-        if final is not None and final.finished:
-            best[benchmark] = {
-                each.config.method: {
-                    "head_init": each.config.head_init,
-                    **{axis.name: getattr(final.configs[each.label], axis.name) for axis in each.axes},
-                }
-                for each in with_one_budget(benchmark)
-                if each.label in final.configs
-            }
-        elif len(grid) == len(GRID):
-            found: dict[str, tuple[float, dict[str, Any]]] = {}
-            for each in (*with_own_strength(benchmark), *of_one_initialisation(benchmark)):
-                scores = scores_of(each, grid, GRID_ROUNDS)
-                if scores and max(scores.values()) > found.get(each.config.method, (-math.inf,))[0]:
-                    settings = {"head_init": each.config.head_init, **settings_at(each.axes, best_point(scores))}
-                    found[each.config.method] = (max(scores.values()), settings)
-            best[benchmark] = {method: settings for method, (_, settings) in found.items()}
-    return best

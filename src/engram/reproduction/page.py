@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engram.common.errors import InputError
 from engram.config.methods import all_methods
+from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
 from engram.report import figures as drawing
 from engram.report.figures import FORMATS, Drawing, save_drawings
@@ -39,12 +40,17 @@ from engram.report.layout import Table, data_table, device_of, in_words, version
 from engram.report.pairs import pairs
 from engram.report.tables import final, tables_of
 from engram.reproduction import form, rungs, stress
-from engram.reproduction.claims import claims_verdict
+from engram.reproduction.claims import (
+    accuracy_table,
+    claims_table,
+    claims_verdict,
+    rung_claims_table,
+    transfer_table,
+)
 from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
 from engram.reproduction.ladder import Runs
 from engram.reproduction.map import best_rates_table, draw_map, map_table
 from engram.reproduction.study import divergence_table, relu_table
-from engram.reproduction.tables import accuracy_table, claims_table, transfer_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, counted, steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
 
@@ -100,7 +106,7 @@ def write_figures(
 
 
 def reproduction_tables(reproduction: Reproduction) -> list[Table]:
-    """Table I with our numbers next to the paper's, and the verdicts on the paper's claims.
+    """The ladder, Table I with our numbers next to the paper's, and the verdicts on the paper's claims.
 
     Example:
         for made in reproduction_tables(read_reproduction("results")):
@@ -108,14 +114,15 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
     """
     runs = reproduction.runs
     ladder = [rungs.ladder_table(runs, opponent) for opponent in rungs.OPPONENTS]
-    ladder += [rungs.verdicts_table(runs), rungs.one_strength_table(runs)]
+    ladder += [rungs.verdicts_table(runs), *([] if reproduction.quick else [rung_claims_table(runs)])]
+    ladder += [rungs.one_strength_table(runs)]
     ladder += [form.counts_table(runs), form.candidates_table(runs), form.by_rate_table(runs)]
     ladder += [stress.stress_table(runs), best_rates_table(runs), relu_table(runs), divergence_table(runs)]
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder
     claims = [] if reproduction.quick else [claims_table(runs)]
-    return [*ladder, accuracy_table(runs), transfer_table(runs), *claims]
+    return [*ladder, accuracy_table(runs), transfer_table(runs), *(made for made in claims if made.rows)]
 
 
 def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
@@ -162,7 +169,8 @@ def reproduction_page(reproduction: Reproduction) -> str:
     """
     runs = reproduction.runs
     overview = [
-        table(made, "words" if made.columns[0] == "claim" else "") for made in reproduction_tables(reproduction)
+        table(made, "words" if made.columns[0] in ("claim", "the paper says") else "")
+        for made in reproduction_tables(reproduction)
     ]
     if not overview:
         overview = [paragraph("No benchmark has results of the paper's methods yet, so there is no table to show.")]
@@ -178,7 +186,7 @@ def reproduction_page(reproduction: Reproduction) -> str:
     return render(
         "Engram, report of a reproduction",
         "Differentiable Hebbian Consolidation, reproduced",
-        "The paper's Table I from our trials, with standard errors, next to the paper's own numbers.",
+        "What the paper's layer adds, in comparisons that become fairer; and its Table I next to ours.",
         [
             notice(QUICK, ["Made to see that everything runs; draw no conclusions from it."], "quick")
             if reproduction.quick
@@ -189,21 +197,19 @@ def reproduction_page(reproduction: Reproduction) -> str:
 
 
 def ladder_verdict(runs: Runs) -> list[str]:
-    """Whether DHP is better than a plain layer, on the fairest rung and on those below; nothing without a ladder.
+    """Whether DHP is better than a plain layer, rung by rung; nothing without a ladder.
 
     Example:
         >>> print(*ladder_verdict(read_reproduction("results").runs))
     """
-    found = {rung: rungs.rung_differences(runs, rung, "linear") for rung in rungs.RUNGS}
-    found = {rung: differences for rung, differences in found.items() if differences}
-    if not found:
-        return []
-    *lower, top = found
-    fairest = f"In the fairest comparison so far, {rungs.RUNGS[top]} (rung {top})"
-    return [
-        f"{fairest}, DHP is {counted(found[top], 'better than a plain layer')}.",
-        *(f"Rung {rung}, {rungs.RUNGS[rung]}: {counted(found[rung])}." for rung in lower),
-    ]
+    said = []
+    for rung, words in rungs.RUNGS.items():
+        on = [name for name in PAPER_BENCHMARKS if rungs.rung_pairs(runs, name, rung, "linear")]
+        if on:
+            where = f"{title_of(on[0])} alone" if len(on) == 1 else f"{len(on)} benchmarks"
+            said.append(f"Rung {rung}, {words}, on {where}: {counted(rungs.rung_differences(runs, rung, 'linear'))}.")
+    opening = "The paper's layer (DHP) against a plain one, in comparisons that become fairer."
+    return [opening, *said] if said else []
 
 
 def study_table(results: Mapping[str, Result]) -> Table:

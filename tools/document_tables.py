@@ -1,22 +1,33 @@
-"""The tables of a reproduction: Table I next to the paper's, the claims, and those of docs/reproduction.md."""
+"""The tables that only the documents have: `write_results.py` puts them there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engram.common.errors import InputError, reason
 from engram.common.files import read_json
-from engram.config.methods import all_methods
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import CHOOSING, title_of
 from engram.report.layout import Table, number
-from engram.report.pairs import Pair, accuracy_difference, baseline_of, paper_value
-from engram.report.tables import final, final_accuracy, with_error
-from engram.reproduction.claims import claims
+from engram.report.pairs import Pair, accuracy_difference, baseline_of
+from engram.report.tables import final, with_error
 from engram.reproduction.folder import missing_from_part
-from engram.reproduction.ladder import Runs
+from engram.reproduction.ladder import (
+    ENDINGS,
+    GRID,
+    GRID_ROUNDS,
+    Runs,
+    of_one_initialisation,
+    rounds_of,
+    scores_of,
+    with_one_budget,
+    with_own_strength,
+)
+from engram.reproduction.rungs import paper_difference, rung_pairs, rung_results
+from engram.reproduction.search import best_point, settings_at
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of, when_diverged
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics
@@ -26,47 +37,108 @@ from engram.runs.result import Result
 NEAR = 3  # points within which a baseline counts as the paper's
 
 
-def accuracy_table(runs: Runs) -> Table:
-    """Table I, our numbers before the paper's: a row for each method, a column for each benchmark.
+# --- the ladder
+
+
+def heads_table(runs: Runs, heads: Sequence[str], title: str) -> Table:
+    """Each head minus the plain one on rung 4: alone, and with each penalty.
+
+    Args:
+        runs: those of a reproduction.
+        heads: a column for each.
+        title: of the table.
 
     Example:
-        print(accuracy_table(read_reproduction("results").runs).to_markdown())
+        >>> print(heads_table(read_reproduction("results").runs, ["dhp", "steady"], "Rung 4").to_text())
     """
-
-    def cell(result: Result) -> str:
-        paper = paper_value(result)
-        return f"{final_accuracy(result)} / {'–' if paper is None else f'{paper[0]:.2f}'}"
-
-    return _across(runs, "Average accuracy in % after all tasks: ours ± SEM / the paper's", cell)
-
-
-def transfer_table(runs: Runs) -> Table:
-    """BWT as in `accuracy_table`."""
-
-    def cell(result: Result) -> str:
-        paper = paper_value(result)
-        return f"{number(metrics.estimate(result.bwt).mean, 3)} / {'–' if paper is None else f'{paper[1]:.2f}'}"
-
-    return _across(runs, "Backward transfer, below zero is forgetting: ours / the paper's", cell)
+    rows = []
+    for benchmark in PAPER_BENCHMARKS:
+        found = {head: {p.label: p for p in rung_pairs(runs, benchmark, 4, "linear", head)} for head in heads}
+        for ending in ENDINGS:
+            cells = [points(found[h][h + ending].accuracy) if h + ending in found[h] else "–" for h in heads]
+            if any(cell != "–" for cell in cells):
+                rows.append((f"{title_of(benchmark)}: {ending.removeprefix('+') or 'alone'}", *cells))
+    return Table(f"{title}, minus the plain head, points of accuracy with 95% intervals", ("", *heads), rows)
 
 
-def claims_table(runs: Runs) -> Table:
-    """The paper's claims, and our verdicts on them."""
-    rows = [(made.claim, made.verdict, made.certainty, made.evidence) for made in claims(runs)]
-    return Table(
-        "The paper's claims, where all heads start as PyTorch's do", ("claim", "verdict", "how sure", "evidence"), rows
-    )
+def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
+    """The settings of each method that were best on validation samples, by benchmark and method.
+
+    They are those of rung 4; where it has not been run, those of the grids over strengths, at the paper's learning rate
+    and with the better of both initialisations.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> best_settings(read_reproduction("results").runs)["split-mnist"]["linear+si"]["learning_rate"]
+        0.03
+    """
+    best: dict[str, dict[str, dict[str, Any]]] = {}
+    for benchmark in PAPER_BENCHMARKS:
+        final = runs.get((benchmark, "rung-4"))
+        grid = rounds_of(runs, benchmark, GRID)
+        if final is not None and final.finished:
+            best[benchmark] = {
+                each.config.method: {
+                    "head_init": each.config.head_init,
+                    **{axis.name: getattr(final.configs[each.label], axis.name) for axis in each.axes},
+                }
+                for each in with_one_budget(benchmark)
+                if each.label in final.configs
+            }
+        elif len(grid) == len(GRID):
+            found: dict[str, tuple[float, dict[str, Any]]] = {}
+            for each in (*with_own_strength(benchmark), *of_one_initialisation(benchmark)):
+                scores = scores_of(each, grid, GRID_ROUNDS)
+                if scores and max(scores.values()) > found.get(each.config.method, (-math.inf,))[0]:
+                    settings = {"head_init": each.config.head_init, **settings_at(each.axes, best_point(scores))}
+                    found[each.config.method] = (max(scores.values()), settings)
+            best[benchmark] = {method: settings for method, (_, settings) in found.items()}
+    return best
 
 
-def _across(runs: Runs, title: str, cell: Callable[[Result], str]) -> Table:
-    columns = {name: runs[name, "table"].results for name in PAPER_BENCHMARKS if (name, "table") in runs}
-    methods = [method for method in all_methods() if any(method in results for results in columns.values())]
-    rows = [
-        (method, *(cell(results[method]) if method in results else "not run" for results in columns.values()))
-        for method in methods
-    ]
-    trials = (str(max(len(result.accuracy) for result in results.values())) for results in columns.values())
-    return Table(title, ("method", *(title_of(name) for name in columns)), [*rows, ("trials", *trials)])
+def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
+    """How many cells of the paper's Table I rung 1 has within so many points, and how many it has at all.
+
+    Args:
+        runs: those of a reproduction.
+        limit: in points of accuracy.
+
+    Example:
+        >>> near, all_cells = cells_within(read_reproduction("results").runs, 1.0)
+    """
+    near = total = 0
+    for benchmark in PAPER_BENCHMARKS:
+        found = rung_results(runs, benchmark, 1)
+        for method, (accuracy, _) in PAPER_RESULTS[benchmark].items():
+            ours = found.get(_on_rung_1(method))
+            if ours is not None and not ours.diverged:
+                total += 1
+                near += abs(100 * float(ours.average_accuracy[:, -1].mean()) - accuracy) <= limit
+    return near, total
+
+
+def gains_within(runs: Runs, limit: float) -> tuple[int, int]:
+    """The same for the paper's differences between DHP and its baselines.
+
+    Example:
+        >>> near, all_gains = gains_within(read_reproduction("results").runs, 1.0)
+    """
+    pairs = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, 1, "linear")]
+    both = [(100 * pair.accuracy.mean, paper_difference(pair.result.config)) for pair in pairs]
+    known = [(ours, theirs) for ours, theirs in both if theirs is not None and not math.isnan(ours)]
+    return sum(abs(ours - theirs) <= limit for ours, theirs in known), len(known)
+
+
+def _on_rung_1(method: str) -> str:
+    """The paper's method as rung 1 names it: its baselines are plain heads."""
+    if method.startswith("dhp"):
+        return method
+    return "linear" if method == "finetune" else f"linear+{method}"
+
+
+# --- Table I, the steady trace, the study
 
 
 def baseline_table(runs: Runs) -> Table:
