@@ -8,6 +8,7 @@ and once with random ones. What it predicts should not depend on them. If they l
 
 from __future__ import annotations
 
+import argparse
 import copy
 
 import torch
@@ -62,6 +63,7 @@ def leak(seed: int) -> dict[int, list[float]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(prog="label_leak.py", description=__doc__.splitlines()[0]).parse_args()
     found = [leak(seed) for seed in SEEDS]
     print("| epoch | η | only read: right, % | own labels written: right, % | random labels written: as given, % |")
     print("|---:|---:|---:|---:|---:|")

@@ -377,7 +377,7 @@ def test_the_verdict_says_where_the_intervals_of_each_rung_lie(
 def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = tiny(monkeypatch, ("rung-2",))
     said = refusal(run_parts, parts, tmp_path / "new", digits)
-    assert said == "rung-2 of split-mnist needs grid-1, which is not finished: run it too"
+    assert said == "rung-2 of split-mnist needs what is not finished: grid-1, grid-2"
     run_parts(tiny(monkeypatch, ladder.GRID), tmp_path / "new", digits)
     assert list(run_parts(parts, tmp_path / "new", digits)) == [("split-mnist", "rung-2")]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from engram.config.presets import changes_from_preset, title_of, with_scenario
 from engram.report.layout import Table, count, in_short, interval_of_accuracy, number, rounded
@@ -268,14 +267,15 @@ def _paper_cell(result: Result, index: int) -> str:
 
 def _changes(results: Results) -> list[str]:
     """Each setting that is not the preset's, with each of its values here and, in parentheses, in the preset."""
-    changed: dict[str, dict[str, Any]] = {}
-    for result in results.values():
+    changed: dict[str, dict[str, list[str]]] = {}
+    for label, result in results.items():
         for name, (here, usual) in changes_from_preset(result.config).items():
-            changed.setdefault(name, {})[f"{here} ({usual})"] = None
-    if not changed:
-        return []
-    settings = (f"{name} {', '.join(values)}" for name, values in changed.items())
-    return [f"Changed from the preset (in parentheses): {'; '.join(settings)}."]
+            changed.setdefault(name, {}).setdefault(f"{here} ({usual})", []).append(label)
+    settings = []
+    for name, values in changed.items():
+        several = [f"{value} for {in_short(labels, ' and ')}" for value, labels in values.items()]
+        settings.append(f"{name} {', '.join(several if len(values) > 1 else values)}")
+    return [f"Changed from the preset (in parentheses): {'; '.join(settings)}."] if settings else []
 
 
 def _kept(results: Results) -> list[str]:

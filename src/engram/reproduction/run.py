@@ -151,7 +151,7 @@ def _check_needs(parts: Sequence[Part], folder: Path) -> None:
     before: set[tuple[str, str]] = set()
     for part in parts:
         if lacking := _lacking(part, before, folder):
-            raise InputError(f"{part.name} of {part.benchmark} needs {lacking}, which is not finished: run it too")
+            raise InputError(f"{part.name} of {part.benchmark} needs what is not finished: {lacking}")
         before.add((part.benchmark, part.name))
 
 
@@ -166,12 +166,10 @@ def _with_needs(parts: Sequence[Part], folder: Path, tell: Callable[[str], None]
     return list(kept.values())
 
 
-def _lacking(part: Part, before: Container[tuple[str, str]], folder: Path) -> str | None:
-    """The first part that this one needs and that is neither finished nor run before it, in words."""
-    for benchmark, name in part.needs:
-        if (benchmark, name) not in before and not _is_finished(part_folder(folder, benchmark, name)):
-            return name if benchmark == part.benchmark else f"{name} of {benchmark}"
-    return None
+def _lacking(part: Part, before: Container[tuple[str, str]], folder: Path) -> str:
+    """The parts that this one needs and that are neither finished nor run before it, in words."""
+    lacking = [need for need in part.needs if need not in before and not _is_finished(part_folder(folder, *need))]
+    return ", ".join(name if other == part.benchmark else f"{name} of {other}" for other, name in lacking)
 
 
 def _keeps_dynamics(part: Part) -> bool:
