@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROW = 0.22  # inches
+MARK = {**OURS, "ms": 2.8}  # small, so that short intervals are seen
+VALUE = 0.55  # the width of a number beside the marks, as a part of theirs
 NARROW = 9  # characters of a line above a column
 THEIRS = "the paper"
 # By where the interval lies. Okabe and Ito's blue and orange differ with any colour vision; grey stands back.
@@ -86,8 +88,11 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
         )
     rows_at = {top + k: each.method for name, top in tops.items() for k, each in enumerate(benchmarks[name])}
     first.set_yticks(list(rows_at), list(rows_at.values()))
+    left, right = first.get_xlim()
+    first.set_xticks([tick for tick in first.get_xticks() if 0 <= tick <= right])
+    first.set_xlim(left, right + VALUE * (right - left))
     first.set_ylim(last - 0.3, tops[next(iter(benchmarks))] - 1.7)
-    marks = [Line2D([], [], color=colour, **OURS, label=side) for side, colour in SIDES.items()]
+    marks = [Line2D([], [], color=colour, **MARK, label=side) for side, colour in SIDES.items()]
     legend_below(figure, marks, ncols=len(marks))
     rows: list[tuple[Cell, ...]] = [
         (each.benchmark, each.method, rung, 100 * d.mean, 100 * d.low, 100 * d.high, d.num_trials)
@@ -102,7 +107,7 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
         f"What DHP adds to a {opponent} head, rung by rung",
         "Each trial with DHP minus the same trial with the other head: right of the line, DHP is better. Bars are 95% "
         "intervals, and colours say where they lie. From left to right the comparison becomes fairer. Hollow: the "
-        "paper's own difference, which has no interval.",
+        "paper's own difference, which has no interval. The numbers are the differences in points.",
         figure,
         ("benchmark", "method", "rung", "points", "low", "high", "pairs"),
         rows,
@@ -122,8 +127,9 @@ def _tops(benchmarks: Mapping[str, Sequence[Differences]]) -> dict[str, float]:
 def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) -> None:
     """The rows of one benchmark in one column, or the words that it was not run."""
     if column != THEIRS and not any(column in each.by_rung for each in group):
-        middle = (0.0, top + (len(group) - 1) / 2)
-        axes.annotate("not\nrun yet", middle, ha="center", va="center", fontsize=SMALL, style="italic", alpha=0.6)
+        middle, where = top + (len(group) - 1) / 2, axes.get_yaxis_transform()
+        text = axes.text(0.5, middle, "not\nrun yet", transform=where, ha="center", va="center", fontsize=SMALL)
+        text.set(style="italic", alpha=0.6)
         return
     axes.plot([0, 0], [top - 0.5, top + len(group) - 0.5], color=INK, alpha=0.6, lw=0.6, zorder=0)
     for row, each in enumerate(group):
@@ -132,10 +138,18 @@ def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) ->
         difference = each.by_rung.get(column)
         if column == THEIRS and each.paper is not None:
             axes.plot([each.paper], [at], color=INK, clip_on=False, **PAPER)
+            _value(axes, each.paper, at, INK)
         elif difference is not None:
             colour = SIDES[_side(difference)]
-            axes.plot([100 * difference.low, 100 * difference.high], [at, at], color=colour, lw=1.8, clip_on=False)
-            axes.plot([100 * difference.mean], [at], color=colour, clip_on=False, **OURS)
+            axes.plot([100 * difference.low, 100 * difference.high], [at, at], color=colour, lw=1.2, clip_on=False)
+            axes.plot([100 * difference.mean], [at], color=colour, clip_on=False, **MARK)
+            _value(axes, 100 * difference.mean, at, colour)
+
+
+def _value(axes: Axes, points: float, at: float, colour: str) -> None:
+    """A difference as a number at the end of its row: many are too small for the scale that all columns share."""
+    where = axes.get_yaxis_transform()
+    axes.text(1, at - 0.05, number(points, 1), transform=where, ha="right", va="center", fontsize=SMALL, color=colour)
 
 
 def _side(difference: Estimate) -> str:
