@@ -12,7 +12,7 @@ from engram.common.files import read_json
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
 from engram.config.presets import CHOOSING, title_of
 from engram.report.layout import Table, number
-from engram.report.pairs import Pair, accuracy_difference, baseline_of
+from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_accuracy_difference
 from engram.report.tables import final, with_error
 from engram.reproduction.folder import missing_from_part
 from engram.reproduction.ladder import (
@@ -32,6 +32,7 @@ from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of, when_d
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics
 from engram.runs.format import DAMAGE
+from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
 NEAR = 3  # points within which a baseline counts as the paper's
@@ -96,6 +97,23 @@ def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
                     found[each.config.method] = (max(scores.values()), settings)
             best[benchmark] = {method: settings for method, (_, settings) in found.items()}
     return best
+
+
+def gain_of_start(runs: Runs) -> Estimate:
+    """What plain heads gain when they start as large as the published layer, each at its own best strength: the mean.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> gain_of_start(read_reproduction("results").runs).mean
+    """
+    found = []
+    for benchmark in PAPER_BENCHMARKS:
+        larger, usual = (rung_results(runs, benchmark, rung) for rung in (3, 2))
+        labels = [label for label in larger if label in usual and label.startswith("linear")]
+        found += [Pair(label, label, larger[label], usual[label]) for label in labels]
+    return mean_accuracy_difference(found)
 
 
 def cells_within(runs: Runs, limit: float) -> tuple[int, int]:

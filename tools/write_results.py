@@ -20,6 +20,7 @@ from document_tables import (
     data_table,
     differences,
     diverged_table,
+    gain_of_start,
     gains_within,
     heads_table,
     num_selected,
@@ -60,7 +61,7 @@ from engram.runs.run import read_run
 
 ROOT = Path(__file__).parent.parent
 OTHERS = [head for head in KNOBS if head not in ("linear", *CANDIDATES)]
-APPENDICES = ("table-one", "settings", "why", "steady", "runs")
+APPENDICES = ("table-one", "settings", "why", "steady", "runs", "map")
 DOCUMENTS = (
     "docs/reproduction.md",
     *(f"docs/reproduction/{name}.md" for name in APPENDICES),
@@ -109,6 +110,7 @@ def _of_rungs(runs: Runs) -> dict[str, str]:
     for name, within in (("cells", cells_within), ("gains", gains_within)):
         known[name] = str(within(runs, 1)[1])
         known |= {f"{name} within {limit}": str(within(runs, limit)[0]) for limit in (1, 3)}
+    known["start: mean"] = points(gain_of_start(runs))
     return known
 
 
@@ -191,7 +193,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
 
 
 def as_registered(folder: Path) -> Runs:
-    """Rung 4 on Split MNIST after three rounds, before the amendment of docs/form.md."""
+    """Rung 4 on Split MNIST after three rounds, before the amendment of docs/reproduction/registration.md."""
     return {("split-mnist", "rung-4"): read_run(folder / "split-mnist" / "rung-4-registered")}
 
 

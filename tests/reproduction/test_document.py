@@ -117,7 +117,8 @@ def test_differences_on_a_rung_are_of_the_same_tasks_in_the_same_order(rung: int
             assert why_not_paired(pair.result, pair.baseline) is None, pair.label
 
 
-PAGES = [name for name in writer().DOCUMENTS if name not in ("README.md", "docs/form.md")]  # which has a registration
+WITH_SETTINGS = ("README.md", "docs/form.md", "docs/reproduction/map.md")  # whose prose names settings in numbers
+PAGES = [name for name in writer().DOCUMENTS if name not in WITH_SETTINGS]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -14,7 +14,7 @@ from engram.runs.run import Run, open_runs
 RESULTS = Path(__file__).parents[2] / "results"
 # Of every number of these parts, made before the files had their present format.
 BEFORE = ("table", "variant", "sensitivity", "study")
-REGISTERED = "split-mnist/rung-4-registered"  # rung 4 after three rounds, as docs/form.md says
+REGISTERED = "split-mnist/rung-4-registered"  # rung 4 after three rounds, as docs/reproduction/registration.md says
 DIGEST = "b9214a9d538199fcc1f242f5fc921d097d6122c52981964ffec8d78099a06e27"
 
 

@@ -50,7 +50,7 @@ KNOBS = {
     "neuromodulated": Axis("alpha_init", 0.01, 5.0),
 }
 
-# Heads of which one may become the form that is recommended: docs/form.md says how it is chosen.
+# Heads of which one may become the form that is recommended: docs/reproduction/registration.md says how it is chosen.
 CANDIDATES = ("steady", "balanced", "balanced-trace")
 
 # On rung 4 many networks are trained to choose settings, so they have half of the epochs there. The mixture's networks
