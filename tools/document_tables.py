@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engram.common.errors import InputError, reason
+from engram.common.errors import InputError
 from engram.common.files import read_json
 from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
-from engram.config.presets import CHOOSING, title_of
+from engram.config.presets import title_of
 from engram.report.layout import Table, number
 from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_accuracy_difference
 from engram.report.tables import final, with_error
@@ -31,7 +31,6 @@ from engram.reproduction.search import best_point, settings_at
 from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of, when_diverged
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics
-from engram.runs.format import DAMAGE
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
@@ -268,36 +267,6 @@ def study_table(runs: Runs, benchmark: str) -> Table:
     models, trials = run.num_models, f"{config.trials} trials, with its own seed"
     title = f"{title_of(benchmark)}, {config.num_tasks} tasks: {models} networks, {trials}"
     return Table(title, ("change", *columns), rows)
-
-
-def selection_tables(results: Path) -> list[Table]:
-    """The candidates for the steady trace, and what each added to the baselines."""
-    found = read_selection(results)
-    try:
-        return _selection_tables(found)
-    except DAMAGE as error:
-        path = results / "selection.json"
-        raise InputError(f"{path} is not a selection of Engram, or is damaged ({reason(error)})") from error
-
-
-def _selection_tables(selection: Mapping[str, Any]) -> list[Table]:
-    tables = []
-    for benchmark, found in selection.items():
-        candidates = found["candidates"]
-        baselines = candidates["baselines"]["accuracy"]
-        rows = []
-        for name, candidate in candidates.items():
-            cells = []
-            for method, values in candidate["accuracy"].items():
-                gain = metrics.estimate([a - b for a, b in zip(values, baselines[baseline_of(method)], strict=True)])
-                mean = metrics.estimate(values).mean
-                cells.append(number(mean, 2) if name == "baselines" else f"{gain.mean:+.2f} ± {gain.sem:.2f}")
-            rows.append((name, *cells))
-        own = {name: value for name, value in found["settings"].items() if name not in CHOOSING}
-        words = ", ".join(f"{name} {value}" for name, value in own.items())
-        columns = ("candidate", "finetune", "si", "online-ewc", "mas")
-        tables.append(Table(f"{title_of(benchmark)}, validation samples, {words}: points added ± SEM", columns, rows))
-    return tables
 
 
 def data_table(runs: Runs) -> Table:

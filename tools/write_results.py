@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from document_tables import (
@@ -24,14 +25,13 @@ from document_tables import (
     gains_within,
     heads_table,
     num_selected,
-    selection_tables,
     sensitivity_table,
     study_table,
     times_table,
     worst_table,
 )
 
-from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS
+from engram.config.paper import PAPER_BENCHMARKS, PAPER_RESULTS, PARTS
 from engram.config.presets import STEADY, title_of
 from engram.report.figures import draw_one
 from engram.report.layout import Table
@@ -186,7 +186,6 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: steady differences": steady.to_markdown(),
         "table: worst": worst_table(runs).to_markdown(),
         "tables: control": _joined(control_table(runs, benchmark) for benchmark in studies),
-        "tables: selection": _joined(selection_tables(folder)),
         "table: data": data_table(runs).to_markdown(),
         "table: times": times_table(runs).to_markdown(),
     }
@@ -206,8 +205,9 @@ def _joined(tables: Iterable[Table]) -> str:
 
 
 def _settings(runs: Runs, benchmark: str) -> str:
-    """What was tried on a benchmark, under a heading; nothing if nothing was."""
+    """What was tried on a benchmark, under a heading; nothing if nothing was. Of rung 4 only what was chosen."""
     tables = [settings_table(runs, benchmark, rung) for rung in SEARCHED]
+    tables[-1] = replace(tables[-1], columns=tables[-1].columns[:-1], rows=[row[:-1] for row in tables[-1].rows])
     tables += [rates_table(runs)] if benchmark == BENCHMARK else []
     tables = [made for made in tables if made.rows]
     return "\n".join([f"## {title_of(benchmark)}\n", *map(_to_the_left, tables)]) if tables else ""
@@ -219,9 +219,19 @@ def _to_the_left(table: Table) -> str:
 
 
 def _missing(sentences: list[str]) -> str:
-    if not sentences:
-        return "Nothing is missing from a complete reproduction."
-    return "\n".join(["Missing from a complete reproduction:", "", *(f"- {sentence}" for sentence in sentences)])
+    """What a complete reproduction has besides; parts that were not run are named in one line for each benchmark."""
+    names = {title: part for part, title in PARTS.items()}
+    others, not_run = [], {}
+    for sentence in sentences:
+        benchmark, _, rest = sentence.partition(": ")
+        part = names.get(rest.removesuffix(" was not run"))
+        if part is None:
+            others.append(f"- {sentence}")
+        else:
+            not_run.setdefault(benchmark, []).append(f"`{part}`")
+    lines = [f"- {title_of(benchmark)}: {', '.join(parts)}" for benchmark, parts in not_run.items()]
+    parts = ["Parts of a complete reproduction that were not run:", "", *lines] if lines else []
+    return "\n".join([*parts, *others]) or "Nothing is missing from a complete reproduction."
 
 
 def in_the_dark(image: bytes) -> bytes:

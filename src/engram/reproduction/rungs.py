@@ -13,7 +13,7 @@ from engram.report.layout import Table, count
 from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_accuracy_difference
 from engram.reproduction import ladder
 from engram.reproduction.ladder import ENDINGS, Contestant, Runs
-from engram.reproduction.search import best_point, is_inside, settings_at
+from engram.reproduction.search import DIVERGED, best_point, is_inside, settings_at
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, points, where
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -206,7 +206,7 @@ def tried_table(title: str, contestants: Sequence[Contestant], rounds: Sequence[
     trials = max((config.trials for run in rounds for config in run.configs.values()), default=0)
     return Table(
         f"{title}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %",
-        ("contestant", "chosen", "less and more tried", "all that was tried"),
+        ("method", "chosen", "inside the grid", "all that was tried"),
         [_tried(each, rounds, sizes) for each in contestants if each.axes and rounds],
     )
 
@@ -222,8 +222,12 @@ def _tried(contestant: Contestant, rounds: Sequence[Run], sizes: Sequence[int]) 
         contestant.label,
         ", ".join(f"{name} {value:g}" for name, value in settings_at(contestant.axes, best).items()),
         "yes" if is_inside(len(contestant.axes), scores) else "no",
-        "; ".join(f"{words(point)}: {100 * scores[point]:.2f}" for point in sorted(scores)),
+        "; ".join(f"{words(point)}: {_in_percent(scores[point])}" for point in sorted(scores)),
     )
+
+
+def _in_percent(score: float) -> str:
+    return f"{100 * score:.2f}" if score > DIVERGED else "diverged"
 
 
 def paper_difference(config: Config) -> float | None:

@@ -1,7 +1,8 @@
 """The stress table: does the chosen head do harm where things are other than where it was chosen?
 
 The chosen head and the plain one, each with its settings of rung 4, on Permuted MNIST with Online EWC, where one thing
-is changed at a time; and the mixture, for another kind of network. docs/reproduction/registration.md says how each change is made.
+is changed at a time; and the mixture, for another kind of network. How each change is made is in
+docs/reproduction/registration.md.
 """
 
 from __future__ import annotations

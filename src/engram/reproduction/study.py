@@ -232,7 +232,7 @@ def divergence_table(runs: Runs) -> Table:
         num, of = learned.num_trials, len(result.accuracy)
         tested = number(100 * learned.mean, 1) + ("" if num == of else f" ({num} of {of} trials)")
         rows.append((name, when_diverged(result) or "0", *shown, tested, final_accuracy(result)))
-    columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on its test samples, %")
+    columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on that task, %")
     return Table(
         "Why DHP diverges on the mixture: one thing changed at a time. Numbers are of the end of the third task",
         (*columns, "accuracy after all four tasks, %"),
