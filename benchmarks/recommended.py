@@ -79,11 +79,11 @@ def two_by_two(parts: Parts, rng: np.random.Generator, scenario: str) -> engram.
 
 
 STREAMS: dict[str, Callable[[np.random.Generator], engram.streams.Stream]] = {
-    "digits, changing inputs": lambda rng: reordered(digits(rng), rng),
+    "8×8 digits, changing inputs": lambda rng: reordered(digits(rng), rng),
     "mnist-small, changing inputs": lambda rng: reordered(mnist(rng), rng),
     "breast cancer, changing inputs": lambda rng: reordered(cancer(rng), rng),
-    "digits, new classes, task known": lambda rng: two_by_two(digits(rng), rng, "task"),
-    "digits, new classes": lambda rng: two_by_two(digits(rng), rng, "class"),
+    "8×8 digits, new classes, task known": lambda rng: two_by_two(digits(rng), rng, "task"),
+    "8×8 digits, new classes": lambda rng: two_by_two(digits(rng), rng, "class"),
 }
 
 
