@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from engram.config.settings import Config
 from engram.engine import checkpoint, in_process
 from engram.engine.build import Custom
 from engram.engine.checkpoint import CheckpointFolder, Checkpoints
+from engram.engine.choose import choose_program
 from engram.engine.learner import Outcome, Outcomes, Progress, Record
 from engram.engine.loop import Position, run_stream
 from engram.engine.stacks import Source, StackPlan, plan_stacks
@@ -31,10 +32,10 @@ METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
 Where = tuple[int, int, int]  # task, epoch, piece
 
 
-def configs(**changes: object) -> dict[str, Config]:
+def configs(methods: Sequence[str] = METHODS, **changes: object) -> dict[str, Config]:
     usual = {"dataset": "mnist-small", "num_tasks": 3, "trials": 2, "epochs": 3, "hidden": [12], "batch_size": 8}
     strengths = {"ewc": {"strength": 1.0}}
-    return {m: preset("imbalanced-permuted-mnist", m, **strengths.get(m, {}) | usual | changes) for m in METHODS}
+    return {m: preset("imbalanced-permuted-mnist", m, **strengths.get(m, {}) | usual | changes) for m in methods}
 
 
 def learn(folder: Path | None = None, chosen: dict[str, Config] | None = None, **options: Any) -> Outcomes:
@@ -86,6 +87,64 @@ def test_a_stack_that_no_longer_fits_trains_in_halves(
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     monkeypatch.undo()
     assert in_order(learn(tmp_path / "checkpoints")) == straight, "finished"
+
+
+def test_halves_that_are_stopped_again_and_again_come_to_their_end(
+    tmp_path: Path, straight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `--minutes`: each half has checkpoints of its own."""
+
+    def run(program: Any, batches: Any, config: Any, position: Any, on_position: Callable[[bool], None]) -> None:
+        if len(program.learners) > 4:
+            raise torch.cuda.OutOfMemoryError("full")
+        run_stream(program, batches, config, position, on_position)
+
+    monkeypatch.setattr(in_process, "run_stream", run)
+    stopped, found = 0, None
+    while found is None and stopped < 50:
+        asked = iter([False] * 20)
+        try:
+            found = learn(tmp_path / "checkpoints", stop_asked=lambda asked=asked: next(asked, True))
+        except Stopped:
+            stopped += 1
+    assert found is not None
+    assert in_order(found) == straight
+    assert stopped > 2
+
+
+def on_device(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Programs are chosen as on this device, wherever the tensors are."""
+    monkeypatch.setattr(in_process, "choose_program", lambda *given: choose_program(*given[:2], torch.device(device)))
+
+
+def test_losses_of_half_an_epoch_stay_their_model_s_where_the_order_of_models_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU section follows section; on a CPU models are in the order of the stack."""
+    runs = []
+    for device in ("cpu", "cuda"):
+        on_device(monkeypatch, device)
+        interrupted_at(
+            tmp_path / device, lambda position: position == (1, 1, 3), chosen=configs(("dhp", "fast-weights"))
+        )
+        on_device(monkeypatch, "cpu")
+        runs.append(learn(tmp_path / device, configs(("dhp", "fast-weights"))))
+    for key, outcome in runs[0].items():
+        for one, other in zip(outcome.records, runs[1][key].records, strict=True):
+            assert list(vars(one).values()) == pytest.approx(list(vars(other).values()), rel=1e-3, nan_ok=True), key
+
+
+def test_a_model_that_overflowed_takes_nobody_with_it_on_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has noticed it before the end of the epoch, and its numbers do not say whether it can be mapped."""
+    on_device(monkeypatch, "cuda")
+    chosen = configs(("dhp", "steady"))
+    chosen["dhp"] = chosen["dhp"].replace(learning_rate=3e38)
+    straight = learn(chosen=chosen)
+    assert [outcome.diverged is None for outcome in straight.values()] == [False, True] * 2
+    interrupted_at(tmp_path / "checkpoints", lambda position: position == (0, 0, 2), chosen=chosen)
+    assert in_order(learn(tmp_path / "checkpoints", chosen)) == in_order(straight)
 
 
 def test_one_model_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

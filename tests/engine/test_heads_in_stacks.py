@@ -13,12 +13,13 @@ from torch import Tensor, nn
 import engram
 from builders import interrupted, run_on, small_digits
 from engram.common.errors import DivergedError
-from engram.common.registry import HEADS, Registration
+from engram.common.registry import HEADS, REHEARSALS, Registration
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu.section import Section
 from engram.engine.training import Runtime
+from engram.rehearsal.replay import Replay
 
 QUICK = {"num_tasks": 2, "trials": 2}
 
@@ -66,6 +67,14 @@ def test_heads_of_another_package_share_all_their_settings(monkeypatch: pytest.M
     facts = {"settings": {"alpha_init": "alpha_init"}, "listed": False}
     monkeypatch.setitem(HEADS._registered, "foreign", Registration("foreign", make, facts))
     configs = [config_of("split", "foreign", **QUICK, alpha_init=value) for value in (0.01, 0.5)]
+    assert len(architectures(build(configs)[0])) == 2
+
+
+def test_rehearsals_of_another_package_share_all_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = type("Foreign", (Replay,), {"__module__": "another.package"})
+    facts = {"settings": {"memory_size": "memory_size", "weight": "gamma"}}
+    monkeypatch.setitem(REHEARSALS._registered, "foreign", Registration("foreign", foreign, facts))
+    configs = [config_of("split", "linear+foreign", **QUICK).replace(gamma=value) for value in (0.1, 0.9)]
     assert len(architectures(build(configs)[0])) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -322,6 +323,21 @@ def test_a_stack_of_heads_with_kernels_is_each_model_alone(kernels: ModuleType, 
             torch.testing.assert_close(
                 found.cpu(), tensor.cpu(), rtol=1e-3, atol=2e-5, msg=lambda m, k=key: f"{k}: {m}"
             )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_parameter_that_is_not_trained_stays_though_its_gradient_is_infinite(
+    kernels: ModuleType, optimizer: str
+) -> None:
+    """As the α that a plain head has in a stack: a step of 0 times infinity would not be none."""
+    changes = {"momentum": 0.9} if optimizer == "momentum" else {"optimizer": optimizer}
+    configs = [preset("custom", method).replace(**changes, trials=1, hidden=[9]) for method in ("linear", "dhp")]
+    learners, _ = build(configs)
+    rows = Rows([learner.model for learner in learners])
+    alpha = rows.parameters["head.alpha"]
+    kernels.take_step(alpha, torch.full_like(alpha, math.inf), steps_of(learners, rows)["head.alpha"])
+    assert not alpha[0].any()
+    assert not alpha[1].isfinite().all()
 
 
 @pytest.mark.parametrize("methods", [("linear+si", "matched+si"), ("linear+mas", "dhp+mas", "matched+mas")])

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from builders import custom_stream, interrupted, run_on, small_digits
 from engram import DHPSoftmax, InputError, Progress, preset
+from engram.common.errors import DivergedError
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
@@ -36,7 +37,9 @@ from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu import program as stack_program
 from engram.engine.gpu.heads import is_steady
 from engram.engine.gpu.program import Mapped
+from engram.engine.gpu.rehearsal import RehearsalSection
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
+from engram.engine.gpu.section import Section
 from engram.engine.learner import Learner
 from engram.engine.loop import run_stream
 from engram.engine.memory import Portion, bytes_of, bytes_of_data, bytes_of_step, largest_stack
@@ -632,6 +635,80 @@ def test_a_lack_of_memory_is_no_reason_against_a_model(monkeypatch: pytest.Monke
         choose_program(learners, batches, GPU)
 
 
+def test_a_lack_of_memory_is_no_reason_against_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    monkeypatch.setattr(RehearsalSection, "rehearse", full)
+    learners, batches = build([config_of("split", "linear+replay", memory_size=6)])
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        choose_program(learners, batches, GPU)
+
+
+@pytest.mark.parametrize("methods", [("linear", "dhp", "linear+mas"), ("matched", "linear", "dhp", "matched+si")])
+def test_one_head_of_each_kind_is_tried_before_a_stack_trains(
+    monkeypatch: pytest.MonkeyPatch, methods: tuple[str, ...]
+) -> None:
+    tried: set[str] = set()
+    made = choose._section_of_copies
+
+    def section(learners: Sequence[Learner], kernels: ModuleType | None) -> Section:
+        tried.update(learner.config.head for learner in learners)
+        return made(learners, kernels)
+
+    monkeypatch.setattr(choose, "_section_of_copies", section)
+    stacked(*build([config_of("custom", method) for method in methods]))
+    assert tried == {method.partition("+")[0] for method in methods}
+
+
+@pytest.mark.parametrize("method", ["matched", "matched+replay"])
+def test_matched_heads_with_constant_traces_of_their_own_are_each_alone(method: str) -> None:
+    """The first and the last have the same, and another learning rate, as those have that are tried before."""
+    more = {"memory_size": 6} if "replay" in method else {}
+    traces, rates = (1.0, 3.0, 1.0), (0.01, 0.01, 0.02)
+    compare(
+        [
+            config_of("split", method, epochs=1, trials=1, baseline_trace=trace, learning_rate=rate, **more)
+            for trace, rate in zip(traces, rates, strict=True)
+        ]
+    )
+
+
+def test_models_of_which_all_diverged_are_not_called_as_one() -> None:
+    """Whether they could be is not known: a custom model among them may not be mapped at all."""
+    learners, batches = build([config_of("custom", method) for method in ("dhp", "steady")])
+    for learner in learners:
+        if learner.config.head == "steady":
+            learner.outcome.diverged = DivergedError(0, 0)
+    program, notes = choose_program(learners, batches, GPU)
+    assert isinstance(program, SideBySide)
+    assert [type(part) for part in program.programs] == [Mapped, OneByOne]
+    assert notes[-1] == "steady: cannot be stacked and train one by one, because all of its trials have diverged"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_parameter_that_is_not_trained_stays_though_its_gradient_is_infinite(optimizer: str) -> None:
+    """As the α that a plain head has in a stack: a step of 0 times infinity would not be none."""
+    learners, _ = build([config_of("custom", method, optimizer=optimizer, trials=1) for method in ("linear", "dhp")])
+    rows = Rows([learner.model for learner in learners])
+    alpha = rows.parameters["head.alpha"]
+    take_step(alpha, torch.full_like(alpha, math.inf), steps_of(learners, rows)["head.alpha"])
+    assert not alpha[0].any()
+    assert not alpha[1].isfinite().all()
+
+
+def test_a_batch_that_a_stack_cannot_train_on_is_one_sentence() -> None:
+    def features() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.BatchNorm1d(12), nn.LeakyReLU(0.01))
+
+    config = config_of("split", "linear", network="custom", batch_size=4, trials=1)
+    learners, batches = build([config, config.replace(learning_rate=0.02)], features)
+    sizes = {len(task.train) % 4 for task in batches.streams[0]}
+    assert 1 in sizes
+    with pytest.raises(InputError, match=r"the model of linear cannot train in task \d, on a batch of 1: Expected"):
+        train(stacked(learners, batches), batches)
+
+
 def test_kernels_are_compiled_for_one_batch_of_each_kind() -> None:
     stream = custom_stream(num_train=21, more=7, shape=(1, 4, 4))  # tasks of 21 samples and more
     batches = Batches([0], [stream], 0, torch.float32)
@@ -981,6 +1058,7 @@ from builders import custom_stream
 from engram.data.batches import move_streams
 from engram.engine.build import build_learner
 from engram.engine.gpu.program import Mapped
+from engram.engine.gpu.rehearsal import RehearsalSection
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
 

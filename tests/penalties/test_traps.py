@@ -177,6 +177,22 @@ def test_the_importance_pass_does_not_move_batchnorm_statistics_nor_traces(kind)
     assert not torch.equal(head.hebb, before["head.hebb"])
 
 
+@pytest.mark.parametrize("kind", [EWC, OnlineEWC, MAS])
+def test_a_layer_that_is_used_twice_keeps_its_parameters(kind: type[Penalty]) -> None:
+    """`torch.func.functional_call` would leave its replacements in such a layer."""
+    torch.manual_seed(0)
+    twice = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Linear(5, 4), twice, nn.ReLU(), twice, nn.Linear(4, 3))
+    before = dict(model.named_parameters())
+    penalty = kind(model, strength=1.0)
+    penalty.consolidate([(torch.randn(8, 5), torch.randint(3, (8,)))])
+    assert all(theta is before[name] for name, theta in model.named_parameters())
+    assert float(penalty.loss().detach()) == 0
+    with torch.no_grad():
+        twice.weight.add_(1)
+    assert float(penalty.loss().detach()) > 0
+
+
 def test_a_permutation_is_drawn_once_and_not_while_batches_are_loaded() -> None:
     task = streams.permuted(load("mnist-small"), num_tasks=1)[0]
     for _ in range(2):  # epochs, and readers

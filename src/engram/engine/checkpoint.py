@@ -29,7 +29,7 @@ from engram.engine.loop import Position
 from engram.engine.optimizer import check_state
 from engram.engine.stacks import StackPlan, digest
 
-KIND, FORMAT = "checkpoint", 5
+KIND, FORMAT = "checkpoint", 6
 MAX_PIECES = 10**9  # in an epoch
 RECORD_WIDTH = 9  # the index of its outcome, and what a record holds
 SECONDS_BETWEEN = 180.0  # between checkpoints: a kill loses at most this much work
@@ -45,8 +45,8 @@ class CheckpointFolder:
     path: Path
     seconds_between: float = SECONDS_BETWEEN
 
-    def of_stack(self, number: int) -> Checkpoints:
-        return Checkpoints(self.path / f"stack-{number}.safetensors", self.seconds_between)
+    def of_stack(self, number: int, half: str = "") -> Checkpoints:
+        return Checkpoints(self.path / f"stack-{number}{half}.safetensors", self.seconds_between)
 
     def make(self) -> None:
         """Make the folder, and remove files that a killed process left half-written."""

@@ -11,17 +11,18 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from engram.common.registry import HEADS
+from engram.common.registry import HEADS, REHEARSALS, Registry
 from engram.config.effect import has_effect
 from engram.config.rules import OPTIMIZERS
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import read_inputs
 from engram.engine.cpu.program import OneByOne
+from engram.engine.gpu.heads import kind_of_head
 from engram.engine.gpu.joint import JointMapped
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rehearsal import reason_against_rehearsal
 from engram.engine.gpu.section import Section
-from engram.engine.inspection import draws_numbers, has_gradient_hooks
+from engram.engine.inspection import draws_numbers, has_gradient_hooks, is_finite
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.program import Batches, Program, SideBySide
@@ -95,19 +96,36 @@ def architectures(learners: Sequence[Learner]) -> list[list[Learner]]:
     groups: dict[tuple, list[Learner]] = {}
     for learner in learners:
         verbs = None if form_of(learner.penalty) is not None else learner.penalty.custom_verbs
-        # A rehearsal remembers tensors by the names of the model's own, so those of one head are a group.
-        own = None if learner.rehearsal is None else (learner.config.rehearsal, learner.config.head)
+        own = None if learner.rehearsal is None else _rehearsal_of(learner.config)
         groups.setdefault((*_architecture(learner.config), verbs, own), []).append(learner)
     return list(groups.values())
+
+
+def _rehearsal_of(config: Config) -> tuple:
+    """What models with a rehearsal must share besides.
+
+    A rehearsal remembers tensors by the names of the model's own, so those with heads of one kind are a group.
+    """
+    assert config.rehearsal is not None
+    return (
+        config.rehearsal,
+        config.head,
+        config.baseline_trace,
+        *_foreign_settings(REHEARSALS, config.rehearsal, config),
+    )
+
+
+def _foreign_settings(registry: Registry, name: str, config: Config) -> list[object]:
+    """The settings of a part of another package: it may use them for anything, so a section shares their values."""
+    if registry[name].make.__module__.partition(".")[0] == "engram":
+        return []
+    return [getattr(config, setting) for setting in registry.facts(name).get("settings", {}).values()]
 
 
 def _architecture(config: Config) -> tuple:
     """What models of a group must share; plain and matched heads can be computed as plastic ones (`as_plastic`)."""
     like_plastic = config.head == "matched" or (config.head == "linear" and not config.head_bias)
     head = "dhp" if like_plastic else config.head
-    # Of this package's heads the settings say whether models of a section may differ in them. Others may do anything.
-    foreign = HEADS[head].make.__module__.partition(".")[0] != "engram"
-    used = HEADS.facts(head).get("settings", {}).values() if foreign else ()
     names = [name for name in names_of(agree="section") if name != "baseline_head"]
     # Settings without effect count as their defaults, except eta_range, which clamps a whole section, and the
     # optimizer's: a section also has room for what an optimizer remembers of weights that are never trained.
@@ -115,7 +133,7 @@ def _architecture(config: Config) -> tuple:
     values = [getattr(config, n) if n in kept or has_effect(n, config) else SETTINGS[n].default for n in names]
     step = config.penalty_step if config.protect == "in-force" else None  # each kind moves anchors at another moment
     plain = Optimizer.of(config).plain  # plain SGD has a kernel of its own
-    return (head, *values, *(getattr(config, name) for name in used), step, plain)
+    return (head, *values, *_foreign_settings(HEADS, head, config), step, plain)
 
 
 def load_kernels(dtype: torch.dtype) -> ModuleType | None:
@@ -163,12 +181,14 @@ def reason_against_mapping(
         return "the model draws random numbers, which differ in a stack"
     if any(has_gradient_hooks(theta) for learner in group for theta in learner.model.parameters()):
         return "the model has hooks on its gradients"
-    # Any two networks that Engram builds are alike; custom ones may all differ. One that diverged, as may be found on
-    # a resume, has numbers that cannot be compared.
-    tried = [learner for learner in group if learner.learning]
+    # One that diverged, as may be found on a resume, has numbers that cannot be compared.
+    tried = [learner for learner in group if learner.learning and is_finite(learner.model)]
     if not tried:
-        return None
-    tried = tried if _is_custom(group[0]) else [tried[0], tried[-1]]
+        return "all of its trials have diverged"
+    # Any two networks that Engram builds are alike if their heads are of one kind; custom ones may all differ.
+    if not _is_custom(group[0]):
+        kinds = {kind_of_head(learner.model): learner for learner in reversed(tried)}
+        tried = [*kinds.values(), tried[-1]]
     expected = [copy.deepcopy(learner.model) for learner in tried]
     inputs, targets = (tensor[None] for tensor in example)
     try:

@@ -16,8 +16,8 @@ from engram.config.settings import Config
 from engram.engine.build import choose_device, precision_of
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder
 from engram.engine.choose import choose_program
-from engram.engine.learner import Outcomes, Progress, Report, StopAsked, never_stop, no_report
-from engram.engine.loop import Position, check_position, run_stream
+from engram.engine.learner import Learner, Outcomes, Progress, Report, StopAsked, never_stop, no_report
+from engram.engine.loop import Position, check_position, reordered, run_stream
 from engram.engine.program import Batches, batch_notes, memory_notes
 from engram.engine.stacks import Builder, StackPlan
 
@@ -30,6 +30,7 @@ class Stack:
     plan: StackPlan
     builder: Builder
     checkpoints: CheckpointFolder | None = None
+    half: str = ""  # of a stack that no longer fits: which half, as in "-1"
 
     @property
     def configs(self) -> dict[str, Config]:
@@ -99,7 +100,7 @@ class StackTraining:
         self.config = next(iter(self.configs.values()))  # batch size, epochs and tasks are common to all
         self.report = report
         self.stop_asked = stop_asked
-        self.checkpoints = None if stack.checkpoints is None else stack.checkpoints.of_stack(stack.number)
+        self.checkpoints = None if stack.checkpoints is None else stack.checkpoints.of_stack(stack.number, stack.half)
         self.position = Position()
         self.outcomes: Outcomes = {}
         self.noted: set[str] = set()
@@ -120,6 +121,8 @@ class StackTraining:
                 full = False
                 try:
                     self.program, notes = choose_program(self.learners, batches, choose_device(builder.device_name))
+                    self.batches = batches
+                    self.position = self._position_for(self.learners, self.program.learners)
                     self._note(*notes, *memory_notes(self.learners, batches), *batch_notes(self.learners, batches))
                     self._stop_if_asked()
                     run_stream(self.program, batches, self.config, self.position, self._on_position)
@@ -139,18 +142,25 @@ class StackTraining:
         return self.outcomes
 
     def _train_halves(self) -> None:
-        """Train two stacks of half the size from the start, one after another: no model depends on another."""
+        """Train two stacks of half the size, one after another: no model depends on another.
+
+        They have checkpoints of their own. A resume finds that the whole stack does not fit, and resumes them.
+        """
         self._note(
             f"{len(self.stack.plan)} models no longer fit into the GPU's memory, which other programs may use too: "
-            "they train again from the start, in two halves"
+            "they train again, in two halves"
         )
         vars(self).pop("program", None)
         self.learners = []
         gc.collect()
         torch.cuda.empty_cache()
-        for half in self.stack.plan.halves:
-            stack = replace(self.stack, plan=half, checkpoints=None)
-            self.outcomes |= StackTraining(stack, self.report, self.stop_asked).run()
+        for number, plan in enumerate(self.stack.plan.halves):
+
+            def report(progress: Progress, before: int = number) -> None:
+                self.report(replace(progress, done=(before + progress.done) / 2))
+
+            half = replace(self.stack, plan=plan, half=f"{self.stack.half}-{number + 1}")
+            self.outcomes |= StackTraining(half, report, self.stop_asked).run()
 
     def _resume(self, saved: Checkpoint, batches: Batches) -> None:
         position = saved.restore(self.learners, self.stack.plan.keys)
@@ -182,7 +192,12 @@ class StackTraining:
 
     def _save(self) -> None:
         assert self.checkpoints is not None
-        self.checkpoints.save(self.configs, self.learners, self.outcomes, self.position)
+        position = self._position_for(self.program.learners, self.learners)
+        self.checkpoints.save(self.configs, self.learners, self.outcomes, position)
+
+    def _position_for(self, learners: Sequence[Learner], others: Sequence[Learner]) -> Position:
+        """The position with the rows of these learners in another order."""
+        return reordered(self.position, self.batches, self.config, learners, others)
 
     def _try_to_save(
         self, save: Callable[[], None], effect: str = "training continues, and saves again when it can"

@@ -142,3 +142,16 @@ def seed_draws(seed: int, *position: int) -> None:
 
 def _states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def is_finite(model: nn.Module) -> bool:
+    """Whether all parameters and buffers are finite.
+
+    Args:
+        model: any.
+
+    Example:
+        >>> is_finite(nn.Linear(4, 2))
+        True
+    """
+    return all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -28,6 +28,7 @@ class Position:
     epoch: int = 0
     piece: int = 0  # in the epoch
     part: float = 0.0  # the fraction of the epoch that is done, in [0, 1]
+    # In the order of the program's learners; in a checkpoint in that of the stack's.
     losses: list[Tensor] = field(default_factory=list)  # those of the epoch's pieces so far
     dynamics: list[Tensor] = field(default_factory=list)  # after those of them that end in a record
 
@@ -128,6 +129,35 @@ def check_position(position: Position, learners: Sequence[Learner], batches: Bat
     started = position.epoch < config.epochs and position.piece < len(plan.pieces)
     if not (started and floating and found == [losses, dynamics]):
         raise InputError(f"no run reaches epoch {position.epoch + 1}, piece {position.piece} with such losses")
+
+
+def reordered(
+    position: Position, batches: Batches, config: Config, learners: Sequence[Learner], others: Sequence[Learner]
+) -> Position:
+    """A position whose losses and dynamics have rows for the same learners in another order.
+
+    The order of a program's learners depends on how they can be trained, which another device, or the same one on a
+    resume, may see in another way. So checkpoints have the order of the stack.
+
+    Args:
+        position: in the order of `learners`.
+        batches: the tasks.
+        config: the settings of any learner.
+        learners: in one order.
+        others: the same in another order.
+    """
+    if not position.losses or all(one is other for one, other in zip(learners, others, strict=True)):
+        return position
+
+    def in_order(tensor: Tensor, trials: Container[int]) -> Tensor:
+        place = {id(learner): row for row, learner in enumerate(each for each in learners if each.trial in trials)}
+        rows = [place[id(learner)] for learner in others if learner.trial in trials]
+        return tensor[torch.tensor(rows, device=tensor.device)]
+
+    plan = _EpochPlan.of(batches.sizes(position.task), config, position.epoch)
+    of_pieces = [[batches.trials[place] for place in plan.trials_of(piece)] for piece in plan.pieces]
+    losses = [in_order(tensor, trials) for tensor, trials in zip(position.losses, of_pieces, strict=False)]
+    return replace(position, losses=losses, dynamics=[in_order(t, batches.trials) for t in position.dynamics])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,6 +34,33 @@ def frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def call_with(model: nn.Module, tensors: Mapping[str, Tensor], *arguments: Any) -> Any:
+    """`torch.func.functional_call`, which leaves a model as it was even where one module is used in several places.
+
+    PyTorch's own replaces the tensors of such a module twice, and then gives back the replacement.
+
+    Args:
+        model: any module.
+        tensors: by the names of `named_parameters`, which names a tensor once wherever it is used.
+        arguments: of the call.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> twice = nn.Sequential(layer, layer)
+        >>> call_with(twice, {name: 0 * theta for name, theta in twice.named_parameters()}, torch.ones(1, 2)).tolist()
+        [[0.0, 0.0]]
+    """
+    given = {id(theta): tensors[name] for name, theta in model.named_parameters() if name in tensors}
+    of_each_module = {
+        f"{prefix}.{name}" if prefix else name: given[id(theta)]
+        for prefix, module in model.named_modules()
+        for name, theta in module.named_parameters(recurse=False)
+        if id(theta) in given
+    }
+    buffers = {name: tensor for name, tensor in tensors.items() if name not in of_each_module}
+    return functional_call(model, {**buffers, **of_each_module}, arguments, tie_weights=False)
 
 
 def slow_parameters(model: nn.Module, with_alpha: bool = False) -> dict[str, nn.Parameter]:

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
-from engram.nn.modules import is_mapped
+from engram.nn.modules import call_with, is_mapped
 from engram.penalties.step import at_least_single, zeros_for_sums
 from engram.penalties.task_checks import check_no_hidden_uses, check_rows
 
@@ -274,7 +274,7 @@ def _sum_by_mapping(
     arguments: tuple[Tensor, ...],
 ) -> dict[str, Tensor]:
     def of_one(values: dict[str, Tensor], sample: Tensor, *own: Tensor) -> Tensor:
-        outputs = functional_call(model, values, (sample[None],))
+        outputs = call_with(model, values, sample[None])
         check_rows(outputs, 1)
         return objective(outputs, *(argument[None] for argument in own)).sum()
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from engram.common.errors import InputError
+from engram.nn.modules import call_with
 
 
 def checked_classes(classes: Sequence[int] | None) -> list[int] | None:
@@ -153,7 +153,7 @@ def check_no_hidden_uses(model: nn.Module, parameters: Mapping[str, Tensor], inp
         return
     copies = {name: theta.detach().clone() for name, theta in parameters.items()}
     with torch.enable_grad():
-        value = functional_call(model, copies, (inputs,)).square().sum()
+        value = call_with(model, copies, inputs).square().sum()
     found = torch.autograd.grad(value, list(trained.values()), allow_unused=True) if value.requires_grad else ()
     for name, slope in zip(trained, found, strict=False):
         if slope is not None and slope.any():

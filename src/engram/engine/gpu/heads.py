@@ -1,9 +1,9 @@
-"""Heads that a stack computes in a faster way: a plastic head's trace, and the sums of a memory on learned features."""
+"""Heads in a stack: faster ways to compute some, and plain and matched ones as plastic ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from engram.engine.gpu.convolutions import once
+from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.memory_heads import MemoryHead
 from engram.nn.modules import mapped
+from engram.nn.networks import Network
 
 LARGEST_HEAD = 128  # classes that the kernels of heads can hold
 WIDEST_HEAD = 4096  # features of a class that one program can hold
@@ -222,3 +224,63 @@ class StackedSums(torch.autograd.Function):
         sums = (tensor.flatten(0, 1) for tensor in (count, total, unread))
         write(psi.flatten(0, 1), once(target), *sums)
         return unread.clone()  # a function returns something
+
+
+# --- heads of several kinds in one section
+
+
+def are_mixed(models: Sequence[nn.Module]) -> bool:
+    """Whether models have heads of several kinds, or matched heads with different constant traces.
+
+    Args:
+        models: any.
+
+    Example:
+        >>> are_mixed([Network(features, LinearSoftmax(8, 3)), Network(features, DHPSoftmax(8, 3))])
+        True
+    """
+    return len({kind_of_head(model) for model in models}) > 1
+
+
+def kind_of_head(model: nn.Module) -> tuple[type, float | None]:
+    """What models whose heads are called as one must share: the class, and the constant trace of matched heads.
+
+    Args:
+        model: any.
+
+    Example:
+        >>> kind_of_head(Network(features, LinearSoftmax(8, 3)))
+        (<class 'engram.nn.baselines.LinearSoftmax'>, None)
+    """
+    head = getattr(model, "head", None)
+    return type(head), head.trace if isinstance(head, MatchedSoftmax) else None
+
+
+def as_plastic(model: nn.Module) -> nn.Module:
+    """A network with a plain or a matched head as one with a plastic head that computes the same.
+
+    z = (θ + α Hebb) h  is  z = (θ + θ′ c) h  if α is θ′, and the trace is constant: Hebb = c and η = 0. It is  z = θ h
+    if α and the trace stay zero. So all three train in one section. Parameters that the network has of its own are
+    shared. Other models are returned as they are.
+
+    Args:
+        model: any.
+
+    Example:
+        >>> as_plastic(Network(features, MatchedSoftmax(8, 3))).head.hebb.unique()
+        tensor([1.])
+    """
+    own = model.head if isinstance(model, Network) else None
+    if type(own) is MatchedSoftmax:
+        alpha, trace = own.extra, own.trace
+    elif type(own) is LinearSoftmax and own.bias is None:
+        alpha, trace = nn.Parameter(torch.zeros_like(own.weight), requires_grad=False), 0.0
+    else:
+        return model
+    assert isinstance(model, Network)
+    head = DHPSoftmax(own.in_features, own.out_features, eta=0, device="meta")  # draws no weights
+    head.weight, head.alpha = own.weight, alpha
+    head.eta = nn.Parameter(own.weight.new_zeros(()), requires_grad=False)
+    head.hebb = torch.full_like(own.weight, trace, requires_grad=False)
+    head.check_values = False
+    return Network(model.features, head)

@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from engram.common.errors import InputError
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs, read_many
 from engram.data.scenarios import candidates
 from engram.data.streams import Task
@@ -154,7 +155,7 @@ class Mapped:
         try:
             self.graphs[key] = self._captured(*key[:3])
         except RuntimeError as reason:
-            if not self.rehearsing:
+            if not self.rehearsing or isinstance(reason, torch.cuda.OutOfMemoryError):
                 raise
             self.captures = False
             methods = ", ".join(dict.fromkeys(learner.config.method for learner in self.learners))
@@ -173,13 +174,21 @@ class Mapped:
         inputs, targets = self._batch(first, last, batch_size)
         parts = self._parts(first, last)
         for part, _ in zip(parts, self._side_by_side(len(parts)), strict=True):
-            if isinstance(part.section, RehearsalSection):
-                losses = part.section.rehearse(inputs, targets, self.slot, part.rows, self.tasks_of_batch)
-            else:
-                losses = part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
+            losses = self._losses(part, inputs, targets)
             self.losses[part.places].index_copy_(1, self.slot, losses[:, None])
         self.cursor += batch_size
         self.slot += 1
+
+    def _losses(self, part: Part, inputs: Tensor, targets: Tensor) -> Tensor:
+        try:
+            if isinstance(part.section, RehearsalSection):
+                return part.section.rehearse(inputs, targets, self.slot, part.rows, self.tasks_of_batch)
+            return part.section.step(inputs, targets, self.tasks[0].taught, part.rows)
+        except InputError:
+            raise
+        except ValueError as reason:  # what PyTorch raises when BatchNorm gets a batch of one
+            what = f"the model of {part.section.learners[0].config.method} cannot train in task {self.now[0] + 1}"
+            raise InputError(f"{what}, on a batch of {targets.shape[1]}: {reason}") from reason
 
     def _batch(self, first: int, last: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """The next batch of each trial, (T, B, ...) and (T, B), read from pixels that all trials share."""
@@ -223,8 +232,6 @@ class Mapped:
                 offset += len(section)
             self.parts[first, last] = parts
         return self.parts[first, last]
-
-    # --- looking ------------------------------------------------------------------------------------------------
 
     def dynamics(self) -> Tensor:
         return torch.cat([section.dynamics() for section in self.sections])

@@ -226,6 +226,8 @@ def reason_against_rehearsal(group: Sequence[Learner], batches: Batches) -> str 
             section.rehearse(inputs, targets, torch.zeros(1, dtype=torch.int64, device=inputs.device), slice(0, None))
             settle_heads(stacked)
             section.end_task()
+    except torch.cuda.OutOfMemoryError:  # which says nothing about the rehearsal
+        raise
     except (RuntimeError, InputError, NotImplementedError, TypeError, ValueError) as reason:
         return f"PyTorch cannot map the rehearsal ({str(reason).strip().splitlines()[0]})"
     for before, one, row in zip(tried, alone, stacked, strict=True):

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from engram.common.errors import InputError
+from engram.engine.gpu.heads import are_mixed, as_plastic
 from engram.engine.gpu.slots import Slots, stack_slots
 from engram.engine.learner import Learner
 from engram.engine.optimizer import Optimizer
 from engram.engine.weight_step import weight_step
-from engram.nn.baselines import LinearSoftmax, MatchedSoftmax
-from engram.nn.dhp import DHPSoftmax
-from engram.nn.networks import Network
 from engram.penalties.quadratic import Quadratic, form_of
 
 
@@ -47,49 +45,6 @@ class Rows:
         """(N,): whether all tensors of a model are finite."""
         tensors = [*self.parameters.values(), *self.buffers.values()]
         return torch.stack([tensor.isfinite().reshape(len(tensor), -1).all(dim=1) for tensor in tensors]).all(dim=0)
-
-
-def are_mixed(models: Sequence[nn.Module]) -> bool:
-    """Whether models have heads of several kinds.
-
-    Args:
-        models: any.
-
-    Example:
-        >>> are_mixed([Network(features, LinearSoftmax(8, 3)), Network(features, DHPSoftmax(8, 3))])
-        True
-    """
-    return len({type(getattr(model, "head", None)) for model in models}) > 1
-
-
-def as_plastic(model: nn.Module) -> nn.Module:
-    """A network with a plain or a matched head as one with a plastic head that computes the same.
-
-    z = (θ + α Hebb) h  is  z = (θ + θ′ c) h  if α is θ′, and the trace is constant: Hebb = c and η = 0. It is  z = θ h
-    if α and the trace stay zero. So all three train in one section. Parameters that the network has of its own are
-    shared. Other models are returned as they are.
-
-    Args:
-        model: any.
-
-    Example:
-        >>> as_plastic(Network(features, MatchedSoftmax(8, 3))).head.hebb.unique()
-        tensor([1.])
-    """
-    own = model.head if isinstance(model, Network) else None
-    if type(own) is MatchedSoftmax:
-        alpha, trace = own.extra, own.trace
-    elif type(own) is LinearSoftmax and own.bias is None:
-        alpha, trace = nn.Parameter(torch.zeros_like(own.weight), requires_grad=False), 0.0
-    else:
-        return model
-    assert isinstance(model, Network)
-    head = DHPSoftmax(own.in_features, own.out_features, eta=0, device="meta")  # draws no weights
-    head.weight, head.alpha = own.weight, alpha
-    head.eta = nn.Parameter(own.weight.new_zeros(()), requires_grad=False)
-    head.hebb = torch.full_like(own.weight, trace, requires_grad=False)
-    head.check_values = False
-    return Network(model.features, head)
 
 
 def _names(own: nn.Module, model: nn.Module) -> dict[str, str]:
@@ -186,6 +141,8 @@ def take_step(theta: Tensor, gradient: Tensor, step: Step) -> None:
     """
     numbers = (step.held, step.followed, step.rate, step.proximal)
     for row, (held, followed, rate, proximal) in enumerate(zip(*(n.tolist() for n in numbers), strict=True)):
+        if rate == 0:  # it is not trained; a step of 0 would not be none where the gradient is infinite
+            continue
         pull = (step.gain[held], step.shift[held]) if held >= 0 else None
         path = step.path[followed] if followed >= 0 else None
         optimizer, slots = Optimizer("sgd", rate), {}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from engram.engine.gpu.heads import LateMoment, is_movable, writes_sums
+from engram.engine.gpu.heads import LateMoment, are_mixed, as_plastic, is_movable, writes_sums
 from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare
-from engram.engine.gpu.rows import Rows, Step, are_mixed, as_plastic, steps_of, take_step
+from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
 from engram.engine.learner import DYNAMICS, Learner, read_dynamics
 from engram.engine.optimizer import Optimizer
 from engram.nn.dhp import DHPSoftmax

@@ -132,7 +132,8 @@ def _after(
             new -= rate * d
         if (held >= 0) & (proximal != 0):
             new = s + a * new
-    return new, m, v
+    # A rate of 0: it is not trained. A step of 0 would not be none where the gradient is infinite.
+    return tl.where(rate == 0, t, new), m, v
 
 
 @triton.jit
