@@ -145,7 +145,7 @@ def test_models_can_be_stacked_although_one_of_them_diverged_before_a_resume(hea
     for theta in learners[which].model.parameters():
         nn.init.constant_(theta, float("nan"))
     example = example_of(batches)
-    assert reason_against_mapping(learners, example, None) == "the model computes something else when it is mapped"
+    assert reason_against_mapping(learners, example, None) is None, "nobody has noticed yet"
     learners[which].outcome.diverged = DivergedError(task=0, step=3)
     assert reason_against_mapping(learners, example, None) is None
 
