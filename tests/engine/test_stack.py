@@ -35,6 +35,7 @@ from engram.engine.choose import architectures, choose_program, reason_against_m
 from engram.engine.cpu.descent import ContractDescent, FactoredDescent
 from engram.engine.cpu.program import OneByOne
 from engram.engine.gpu import program as stack_program
+from engram.engine.gpu.convolutions import channels_last
 from engram.engine.gpu.heads import is_steady
 from engram.engine.gpu.program import Mapped
 from engram.engine.gpu.rehearsal import RehearsalSection
@@ -1195,6 +1196,16 @@ def test_without_kernels_the_loss_is_pytorch_s_own() -> None:
     logits, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([1, 2, 1, 2, 2])
     expected = F.cross_entropy(logits[:, 1:3], targets - 1)
     torch.testing.assert_close(cross_entropy(logits, targets, (1, 2), None), expected)
+
+
+def test_images_with_three_channels_get_a_fourth() -> None:
+    maps = torch.rand(2, 5, 3, 4, 6)
+    wider = channels_last(maps, torch.float32, padded=True)
+    torch.testing.assert_close(wider[..., :3], maps.movedim(2, -1), rtol=0, atol=0)
+    assert wider.is_contiguous()
+    assert wider.shape == (2, 5, 4, 6, 4)
+    assert not wider[..., 3].any()
+    assert channels_last(maps[:, :, :2], torch.float32, padded=True).shape == (2, 5, 4, 6, 2)
 
 
 def test_a_capture_minds_its_own_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
