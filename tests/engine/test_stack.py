@@ -52,6 +52,8 @@ from engram.penalties.terms import terms_of
 CPU = torch.device("cpu")
 GPU = torch.device("cuda")  # as a word only: the chooser goes by it, and the tensors stay where they are
 
+RTOL, ATOL = 1e-9, 1e-13
+
 QUICK = {"epochs": 2, "batch_size": 16, "num_tasks": 2, "trials": 2, "hidden": [12]}
 KINDS = {
     "permuted": ("permuted-mnist", {"dataset": "mnist-small"}),
@@ -140,6 +142,10 @@ def stacked(learners: Sequence[Learner], batches: Batches) -> Mapped:
     return program
 
 
+def alike(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.allclose(one, other, RTOL, ATOL)
+
+
 def assert_close(one: Learner, other: Learner, histories: Sequence[dict] = ()) -> None:
     """The same numbers, to the rounding of float64."""
     method = one.config.method
@@ -159,8 +165,10 @@ def assert_close(one: Learner, other: Learner, histories: Sequence[dict] = ()) -
     for a, b in zip(*seen, strict=True):
         assert list(a) == list(b), method
         for name in a:
+            if alike(a[name], b[name]):  # which takes a tenth of the time
+                continue
             torch.testing.assert_close(
-                a[name], b[name], rtol=1e-9, atol=1e-13, msg=lambda text, name=name: f"{method} {name}: {text}"
+                a[name], b[name], rtol=RTOL, atol=ATOL, msg=lambda text, name=name: f"{method} {name}: {text}"
             )
 
 
@@ -187,7 +195,7 @@ PLAIN = ("linear", "linear+si", "linear+ewc", "linear+online-ewc", "linear+mas")
     ("kind", "network"), [(kind, "mlp") for kind in KINDS] + [("mixture", "cnn"), ("imbalanced", "cnn")]
 )
 def test_a_stack_of_all_methods_is_each_alone(kind: str, network: str) -> None:
-    changes = {"network": network, "epochs": 2, "trials": 2}
+    changes = {"network": network, "epochs": 2 if kind == "imbalanced" else 1, "trials": 2}
     if network == "cnn":
         changes |= {"epochs": 1, "trials": 1, "batch_size": 20}
     methods = (*all_methods(), *PLAIN) if network == "mlp" else FEW_METHODS  # convolutions take long on a CPU
@@ -245,7 +253,7 @@ GRID = {
 
 def test_every_value_of_a_grid_is_a_model_s_own() -> None:
     configs = [
-        config_of("permuted", method, num_tasks=3, trials=1, **values)
+        config_of("permuted", method, num_tasks=3, trials=1, epochs=1, **values)
         for method, all_ in GRID.items()
         for values in all_
     ]
