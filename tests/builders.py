@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from engram import InputError, Result, streams
 from engram.config.settings import Config
-from engram.data.samples import Dataset, Origin
+from engram.data.samples import Dataset, Origin, Samples
 from engram.data.sources import load
 from engram.data.streams import Stream
 from engram.engine.build import dataset_names
@@ -33,10 +34,17 @@ from engram.runs.result import results_of
 # --- data
 
 
+@cache
+def all_digits() -> Dataset:
+    return load("mnist-small")
+
+
 def small_digits(num_train: int = 300, num_test: int = 100, *, first: int = 0, origin: Origin = "published") -> Dataset:
-    """The first samples of mnist-small, or those from `first` on."""
-    digits = load("mnist-small")
-    return Dataset(digits.name, digits.train[slice(first, first + num_train)], digits.test[slice(num_test)], origin)
+    """The first samples of mnist-small, or those from `first` on; a copy, for nobody else."""
+    digits = all_digits()
+    train, test = digits.train[slice(first, first + num_train)], digits.test[slice(num_test)]
+    copies = (Samples(part.inputs.clone(), part.targets.clone()) for part in (train, test))
+    return Dataset(digits.name, *copies, origin)
 
 
 def digits_for(config: Config, num_train: int, num_test: int) -> list[Dataset]:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,40 +21,52 @@ from engram.config.settings import SETTINGS
 REPOSITORY = Path(__file__).parents[2]
 SLOW = {"torch", "numpy", "scipy", "matplotlib", "pandas", "pooch", "pyarrow", "ray", "optuna", "sklearn"}
 LOADED = """
-import atexit, json, sys
-atexit.register(lambda: print(json.dumps(list(sys.modules)), file=sys.stderr))
+import json, sys
 from engram.cli.main import main
-main(sys.argv[1:])
+found, seen = [], set()
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as ended:
+        found.append((ended.code or 0, sorted(set(sys.modules) - seen)))
+        seen.update(sys.modules)
+print(json.dumps(found), file=sys.stderr)
 """
 
 
-def loaded(*arguments: str | Path) -> set[str]:
-    """The modules that `engram ...` has imported when it ends, in a process of its own."""
-    words = [sys.executable, "-c", LOADED, *map(str, arguments)]
+def loaded(commands: Sequence[str], *more: str) -> dict[str, tuple[int, set[str]]]:
+    """How each `engram ...` ends, and the modules that none before it had imported, all in one other process."""
+    words = [sys.executable, "-c", LOADED, json.dumps([[*command.split(), *more] for command in commands])]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment())
-    return set(json.loads(done.stderr.splitlines()[-1]))
+    found = json.loads(done.stderr.splitlines()[-1])
+    assert "engram.cli.main" in found[0][1]
+    return {command: (code, set(names)) for command, (code, names) in zip(commands, found, strict=True)}
+
+
+def slow_of(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names} & SLOW
 
 
 # --- help
 
 
-@pytest.mark.parametrize("command", ["", "data", "runs", *COMMANDS])
-def test_help_imports_nothing_slow(command: str) -> None:
-    found = loaded(*command.split(), "--help")
-    assert "engram.cli.main" in found
-    assert {name.split(".")[0] for name in found} & SLOW == set()
+def test_help_imports_nothing_slow() -> None:
+    found = loaded(["", "data", "runs", *COMMANDS], "--help")
+    assert [code for code, _ in found.values()] == [0] * (3 + len(COMMANDS))
+    assert {command: slow_of(names) for command, (_, names) in found.items() if slow_of(names)} == {}
 
 
-@pytest.mark.parametrize("command", ["--version", "rums", "run no-such-benchmark", "run --trials many"])
-def test_version_and_refused_arguments_import_nothing_slow(command: str) -> None:
-    assert {name.split(".")[0] for name in loaded(*command.split())} & SLOW == set()
+def test_version_and_refused_arguments_import_nothing_slow() -> None:
+    found = loaded(["--version", "rums", "run no-such-benchmark", "run --trials many"])
+    assert [code for code, _ in found.values()] == [0, 2, 2, 2]
+    assert {command: slow_of(names) for command, (_, names) in found.items() if slow_of(names)} == {}
 
 
-@pytest.mark.parametrize("command", ["table", "runs list", "runs show"])
-def test_commands_that_read_results_do_without_pytorch(command: str, finished: Finished) -> None:
-    found = loaded(*command.split(), finished[0])
-    assert {name.split(".")[0] for name in found} & (SLOW - {"numpy", "scipy"}) == set()
-    assert "scipy.stats" not in found
+def test_commands_that_read_results_do_without_pytorch(finished: Finished) -> None:
+    found = loaded(["table", "runs list", "runs show"], str(finished[0]))
+    for command, (code, names) in found.items():
+        assert (code, slow_of(names) - {"numpy", "scipy"}) == (0, set()), command
+        assert "scipy.stats" not in names, command
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -63,9 +63,14 @@ def trained(method: str, settings: dict[str, Any], dtype: torch.dtype, classes: 
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("classes", [(0, 1, 2, 3, 4), (1, 3)], ids=["all classes", "some classes"])
-@pytest.mark.parametrize("method", METHODS)
+SOME, ALL = (1, 3), (0, 1, 2, 3, 4)  # classes of a task
+SINGLE, DOUBLE = torch.float32, torch.float64
+CASES = [(method, SOME, SINGLE) for method in METHODS]
+OTHER_CASES = [(ALL, SINGLE), (SOME, DOUBLE), (ALL, DOUBLE)]
+CASES += [(method, classes, dtype) for method in ("dhp+si", "finetune") for classes, dtype in OTHER_CASES]
+
+
+@pytest.mark.parametrize(("method", "classes", "dtype"), CASES)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_steps_are_those_of_autograd_to_the_last_digit(
     name: str, method: str, classes: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

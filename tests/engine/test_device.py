@@ -31,7 +31,9 @@ from engram.engine.loop import RECORDS_PER_EPOCH, run_stream
 from engram.engine.program import Batches
 from engram.engine.training import Runtime
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
 GPU = torch.device("cuda")
 
 
@@ -53,7 +55,6 @@ def kernels() -> ModuleType:
 # --- methods
 
 
-@needs_gpu
 @pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
 @pytest.mark.parametrize("method", all_methods())
 def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) -> None:
@@ -67,7 +68,6 @@ def test_every_method_trains_alike_on_the_gpu(method: str, penalty_step: str) ->
     np.testing.assert_allclose(on_cpu.accuracy, on_gpu.accuracy, atol=0.02)
 
 
-@needs_gpu
 def test_the_cnn_trains_on_the_gpu() -> None:
     config = preset("vision-mixture", "dhp+mas", num_tasks=2, epochs=1, trials=1)
     data = digits_for(config, 640, 200)
@@ -112,7 +112,6 @@ def run_kind(configs: Sequence[Config], runtime: Runtime, seen: list[Progress] |
     return run_on(configs, digits_for(configs[0], 320, 200), runtime, seen.append)
 
 
-@needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -> None:
@@ -127,7 +126,6 @@ def test_all_methods_in_one_stack_train_as_on_the_cpu(kind: str, network: str) -
         np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.02)
 
 
-@needs_gpu
 @pytest.mark.parametrize("protect", ["slow", "in-force"])
 @pytest.mark.parametrize("head", engram.heads.list())
 def test_a_head_of_the_family_trains_in_a_stack_as_on_the_cpu(head: str, protect: str) -> None:
@@ -145,7 +143,6 @@ def test_a_head_of_the_family_trains_in_a_stack_as_on_the_cpu(head: str, protect
         np.testing.assert_allclose(one.accuracy, other.accuracy, atol=0.03)
 
 
-@needs_gpu
 @pytest.mark.parametrize("head", engram.heads.list())
 def test_every_head_is_stacked_with_tensor_float_32(head: str) -> None:
     """The check before a run compares sums in double precision, to which rounded features were added."""
@@ -156,7 +153,6 @@ def test_every_head_is_stacked_with_tensor_float_32(head: str) -> None:
     assert notes == []
 
 
-@needs_gpu
 @pytest.mark.parametrize(
     "changes",
     [
@@ -179,7 +175,6 @@ def test_every_head_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any]) -> 
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2 if "sampled" in changes.values() else 1e-3)
 
 
-@needs_gpu
 @pytest.mark.parametrize("penalty_step", ["gradient", "proximal"])
 @pytest.mark.parametrize("changes", [{}, {"alpha": "uniform"}, {"trace_gradient": True, "learn_eta": True}], ids=str)
 def test_the_steady_trace_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any], penalty_step: str) -> None:
@@ -192,7 +187,6 @@ def test_the_steady_trace_trains_in_a_stack_as_on_the_cpu(changes: dict[str, Any
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
 
 
-@needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_tensor_float_32_is_close_to_float32(network: str) -> None:
     configs = configs_of("permuted", network=network)
@@ -222,7 +216,6 @@ class Choosy(nn.Module):
         return torch.relu(hidden) if inputs.sum() > 0 else torch.tanh(hidden)
 
 
-@needs_gpu
 @pytest.mark.parametrize(("features", "words"), [(normed, None), (Choosy, "cannot be stacked and train one by one")])
 def test_a_custom_module_trains_as_on_the_cpu(features: Callable[[], nn.Module], words: str | None) -> None:
     configs = configs_of("custom", ("finetune", "dhp+si", "ewc"), network="custom")
@@ -277,7 +270,6 @@ def assert_untouched(one: Learner, other: Learner) -> None:
         assert torch.equal(a, b), f"{one.config.method} {one.trial} {name}"
 
 
-@needs_gpu
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [("permuted", {}), ("imbalanced", {}), ("split", {"baseline_head": "linear"}), ("permuted", {"network": "cnn"})],
@@ -301,7 +293,6 @@ def test_a_captured_step_is_the_step_itself(
         assert_untouched(one, other)
 
 
-@needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_models_of_a_stack_never_mix(network: str) -> None:
     configs = configs_of("imbalanced", ("finetune", "dhp", "dhp+si", "ewc"), network=network)
@@ -320,7 +311,6 @@ def test_models_of_a_stack_never_mix(network: str) -> None:
         assert (learners[which].outcome.diverged is not None) == (factor != factor)
 
 
-@needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_the_host_never_waits_within_an_epoch(kernels: ModuleType, network: str) -> None:
     configs = configs_of("imbalanced", epochs=3, network=network)
@@ -346,7 +336,6 @@ def test_the_host_never_waits_within_an_epoch(kernels: ModuleType, network: str)
     assert seen.shape == (len(learners), 3)
 
 
-@needs_gpu
 def test_pinned_memory_may_be_drawn_in_another_thread_while_steps_are_captured(kernels: ModuleType) -> None:
     """As the next epoch's order is: in the way of a capture that minds all threads, each new block ends it."""
     configs = configs_of("permuted", ("finetune", "dhp+si", "dhp+mas"))
@@ -387,7 +376,6 @@ def test_pinned_memory_may_be_drawn_in_another_thread_while_steps_are_captured(k
         assert_untouched(one, other)
 
 
-@needs_gpu
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 @pytest.mark.parametrize("stop_at", [(0, 0, 2), (1, 0, 0), (1, 1, 3)])
 def test_a_run_on_the_gpu_resumes_bit_for_bit(

@@ -31,7 +31,7 @@ def methods_of(head: str) -> list[str]:
 @pytest.mark.parametrize("head", engram.heads.list())
 @pytest.mark.parametrize("protect", ["slow", "in-force"])
 def test_a_stack_is_each_alone(head: str, protect: str) -> None:
-    configs = [config_of("split", method, protect=protect, **QUICK) for method in methods_of(head)]
+    configs = [config_of("split", method, protect=protect, epochs=1, **QUICK) for method in methods_of(head)]
     slow = [config for config in configs if config.network != "none"]
     for group in (slow, [config.replace(random_features=9) for config in configs if config not in slow]):
         if group:

@@ -37,6 +37,10 @@ from engram.nn.networks import Network
 from engram.nn.trace import PlasticSoftmax
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1 from the start: make test-kernels", allow_module_level=True)
+pytest.importorskip("triton", reason="needs Triton: make test-kernels")
+
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter does not multiply bfloat16
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -59,9 +63,6 @@ def exact() -> Iterator[None]:
 
 @pytest.fixture
 def kernels() -> ModuleType:
-    pytest.importorskip("triton")
-    if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs a GPU, or TRITON_INTERPRET=1 from the start")
     from engram.engine.gpu.kernels import step
 
     return step
@@ -441,16 +442,6 @@ def test_a_convolution_with_pooling_and_its_gradients(
     # A window of the images is rounded to their type before it is added to its neighbours.
     near = 1e-4 if dtype == torch.float32 else 0.03 * float(gradients[2].std())
     torch.testing.assert_close(by_images.movedim(-1, -3).float(), gradients[2], rtol=near, atol=near)
-
-
-def test_images_with_three_channels_get_a_fourth() -> None:
-    maps = torch.rand(2, 5, 3, 4, 6)
-    wider = channels_last(maps, torch.float32, padded=True)
-    torch.testing.assert_close(wider[..., :3], maps.movedim(2, -1), rtol=0, atol=0)
-    assert wider.is_contiguous()
-    assert wider.shape == (2, 5, 4, 6, 4)
-    assert not wider[..., 3].any()
-    assert channels_last(maps[:, :, :2], torch.float32, padded=True).shape == (2, 5, 4, 6, 2)
 
 
 # --- each kernel is what plain PyTorch computes

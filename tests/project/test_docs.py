@@ -174,6 +174,21 @@ def test_tests_that_a_page_names_exist() -> None:
             assert (page.parent / link).exists(), f"{name_of(page)} links to {link}"
 
 
+# --- the site, by its sources; `test_site.py` looks at its pages
+
+
+def test_the_sources_of_the_reference_name_every_public_name() -> None:
+    reference = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    assert [name for name in engram.__all__ if not re.search(rf"\bengram\.{name}\b", reference)] == []
+
+
+def test_the_menu_of_the_site_has_every_page() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    sources = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.ipynb")]
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".md").as_posix() for path in sources}
+    assert pages == set(re.findall(r"([\w/-]+\.md)$", menu, re.MULTILINE))
+
+
 # --- examples
 
 

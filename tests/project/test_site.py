@@ -19,6 +19,8 @@ import engram
 
 for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
     pytest.importorskip(needed)
+pytestmark = pytest.mark.slow  # `test_docs.py` has what can be seen without building the site
+
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = re.compile(r"(?:https?:)?//")
 
@@ -153,7 +155,6 @@ def wait_until(browser: Browser, condition: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["index.html", "guides/runs.html"])
 def test_search_works_from_a_folder(site: dict[str, Page], browser: Browser, name: str) -> None:
     browser.open(site[name].path)
@@ -169,7 +170,6 @@ def test_search_works_from_a_folder(site: dict[str, Page], browser: Browser, nam
     assert all(address.startswith(("file:", "data:")) for address in browser.requests())
 
 
-@pytest.mark.slow
 def test_a_page_of_more_than_six_screens_has_a_table_of_contents(site: dict[str, Page], browser: Browser) -> None:
     num_long = 0
     for name, page in site.items():
@@ -181,7 +181,6 @@ def test_a_page_of_more_than_six_screens_has_a_table_of_contents(site: dict[str,
     assert num_long > 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_figures_of_the_site_are_dark_in_the_dark(site: dict[str, Page], browser: Browser, dark: bool) -> None:
     for name in ("reproduction.html", "notebooks/forgetting.html"):
@@ -193,7 +192,6 @@ def test_figures_of_the_site_are_dark_in_the_dark(site: dict[str, Page], browser
         assert all(("invert" in each) == dark for each in filters), name
 
 
-@pytest.mark.slow
 def test_words_in_a_table_have_room_on_a_phone(site: dict[str, Page], browser: Browser) -> None:
     """With a word in each line, one row of what was tried was as high as the screen."""
     browser.open(site["reproduction/settings.html"].path, width=390, height=844)
@@ -202,7 +200,6 @@ def test_words_in_a_table_have_room_on_a_phone(site: dict[str, Page], browser: B
     assert max(heights) < 844 / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_wide_table_of_the_site_shows_on_a_phone_that_it_scrolls(
     site: dict[str, Page], browser: Browser, dark: bool

@@ -88,9 +88,8 @@ def test_floor_and_plain_loop_have_the_same_products(name: str) -> None:
     assert counted["floor"] == counted["plain"] == others.flops_of(workload)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize(("name", "head"), [*(("mlp", head) for head in HEADS), ("cnn", "dhp"), ("mlp-adam", "linear")])
 def test_penalties_act(name: str, head: str, penalty: str) -> None:
     workload = WORKLOADS[name]
     config = workload.config(head, penalty)
