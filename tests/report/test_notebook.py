@@ -65,7 +65,7 @@ def test_a_progress_prints_no_outcomes() -> None:
 def test_a_notebook_shows_the_summary_as_a_table_whose_text_is_escaped() -> None:
     result = make_result()
     html = result._repr_html_()
-    assert html == result.summary()._repr_html_()
+    assert html == result.summary()._repr_html_() == result.summary().to_html()
     assert html.count("<tr>") == 2
     assert "<td>75.00</td>" in html
     assert "&lt;b&gt;" in Table("<b>", ("a", "b"), [("c", "d")])._repr_html_()

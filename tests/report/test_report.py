@@ -145,6 +145,7 @@ def test_changed_settings_stand_beside_the_presets() -> None:
         facts({EVIL: EVIL}),
         notice(EVIL, [EVIL, f"`{EVIL}`"]),
         table(Table(EVIL, (EVIL, EVIL), [(EVIL, EVIL)], (EVIL,))),
+        table(Table("x", ("a", "b"), [("c", "d")]), '"><script>'),
         paragraph("x", '"><script>'),
     ],
 )
