@@ -18,7 +18,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from builders import labelled, write_run
-from engram.common.errors import InputError
+from engram.common.errors import Divergence, InputError
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import preset
 from engram.report.figures import (
@@ -40,7 +40,7 @@ from engram.report.figures.ladder import SIDES, Differences, ladder_figure
 from engram.report.figures.matrices import Panel, difference_map
 from engram.report.pairs import pairs
 from engram.runs.metrics import Estimate
-from engram.runs.result import Divergence, Result
+from engram.runs.result import Result
 
 NAN = math.nan
 

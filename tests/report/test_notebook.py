@@ -15,8 +15,8 @@ import pytest
 import engram
 from builders import custom_stream
 from engram import InputError, Progress, Result, preset
+from engram.common.errors import Divergence
 from engram.report.layout import Table
-from engram.runs.result import Divergence
 
 NAN = np.nan
 SMALL = {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}

@@ -12,7 +12,7 @@ import pytest
 from pages import ALL, EVIL, NAN, check_page, make_result, read, run_of
 
 from builders import labelled, write_run
-from engram.common.errors import InputError
+from engram.common.errors import Divergence, InputError
 from engram.config.methods import in_words as in_sentence
 from engram.config.methods import known_methods
 from engram.config.presets import STEADY
@@ -21,7 +21,7 @@ from engram.report.html.page import facts, notice, paragraph, table
 from engram.report.html.run_page import missing_from_run
 from engram.report.layout import Table, in_words
 from engram.report.tables import run_verdict
-from engram.runs.result import Divergence, Result
+from engram.runs.result import Result
 
 
 def test_a_whole_run_lacks_nothing(tmp_path: Path) -> None:

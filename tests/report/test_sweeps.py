@@ -17,6 +17,7 @@ import pytest
 from pages import check_page
 
 from builders import write_run
+from engram.common.errors import Divergence
 from engram.config.presets import CHOOSING, preset
 from engram.report.figures import draw_run, write_figures
 from engram.report.html import run_page, write_report
@@ -32,7 +33,7 @@ from engram.report.sweep_table import (
     verdict,
 )
 from engram.runs.format import FORMAT
-from engram.runs.result import Divergence, Result
+from engram.runs.result import Result
 from engram.runs.run import Run, read_run
 from engram.runs.sweep.axes import parse_axis, parse_choice
 from engram.runs.sweep.points import Tried

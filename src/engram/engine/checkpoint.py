@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.common.errors import DivergedError, InputError, reason, shortened
+from engram.common.errors import Divergence, InputError, reason, shortened
 from engram.common.files import keep_previous, read_json, remove_unfinished, write_atomically
 from engram.common.tensor_file import read_tensors, write_tensors
 from engram.config.settings import Config
@@ -111,7 +111,8 @@ class Checkpoints:
         tensors = _tensors_of(learners, outcomes, position)
         described = []
         for key, outcome in outcomes.items():
-            diverged = None if outcome.diverged is None else outcome.diverged.facts
+            lost = outcome.diverged
+            diverged = None if lost is None else [*lost.to_dict().values()][1:]  # the trial is in the key
             # Copies: the outcome may have one more row by the time it is written.
             described.append([*key, list(outcome.untrained), [list(row) for row in outcome.rows], diverged])
         header = {
@@ -287,8 +288,8 @@ def _outcomes_of(described: list[list[Any]], kept: list[Any], records: Tensor) -
         raise ValueError(f"its records have the shape {tuple(records.shape)}")
     outcomes: Outcomes = {}
     for (label, trial, untrained, rows, diverged), own in zip(described, kept, strict=True):
-        error = None if diverged is None else DivergedError.of(*diverged)
-        outcomes[label, trial] = Outcome(untrained, rows, [], error, check_kept(own))
+        lost = None if diverged is None else Divergence.of(trial, *diverged)
+        outcomes[label, trial] = Outcome(untrained, rows, [], lost, check_kept(own))
     in_order = list(outcomes.items())
     for i, *of, loss, eta, hebb_norm, alpha_norm in records.tolist():
         trial, task, epoch, step = (int(number) for number in of)

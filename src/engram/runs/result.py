@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engram.common.errors import InputError
+from engram.common.errors import Divergence, InputError
 from engram.config.settings import Config
 from engram.runs import metrics
 from engram.runs.metrics import Array
@@ -24,32 +24,6 @@ if TYPE_CHECKING:
 
 MEAN = -1  # the trial of dynamics that are means over trials
 DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm")
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where a trial's loss became NaN or infinite, or where it failed for another reason.
-
-    Args:
-        trial: its number. This and the others are counted from 0.
-        task: in which task.
-        step: in which step of the task.
-        why: a sentence about the other reason.
-
-    Example:
-        >>> print(Divergence(trial=0, task=1, step=99))
-        trial 1 diverged in task 2, step 100: its loss became NaN or infinite
-    """
-
-    trial: int
-    task: int
-    step: int
-    why: str | None = None
-
-    def __str__(self) -> str:
-        what = "diverged" if self.why is None else "failed"
-        where = f"in task {self.task + 1}, step {self.step + 1}"
-        return f"trial {self.trial + 1} {what} {where}: {self.why or 'its loss became NaN or infinite'}"
 
 
 @dataclass(frozen=True)
@@ -287,11 +261,7 @@ def _result_of(config: Config, outcomes: Mapping[int, Outcome], data: list[dict[
         accuracy=accuracy,
         untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
         dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
-        diverged=[
-            Divergence(trial, *outcome.diverged.facts)
-            for trial, outcome in outcomes.items()
-            if outcome.diverged is not None
-        ],
+        diverged=[outcome.diverged for outcome in outcomes.values() if outcome.diverged is not None],
         data=data,
         kept=next((outcome.kept for outcome in outcomes.values()), None),
     )
