@@ -23,7 +23,7 @@ from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, c
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.log import check_log
 from engram.runs.result import Result, results_of
-from engram.runs.run import Run, has_started, read_run
+from engram.runs.run import Run, check_started, has_started, read_run
 from engram.runs.servers import start_log
 
 CHECKPOINTS = "checkpoints"
@@ -228,12 +228,7 @@ def read_finished(path: Path) -> Run:
 
 def read_unfinished(path: Path) -> tuple[dict[str, Config], dict[str, Any]]:
     """The configs and the description of a run that can be resumed."""
-    if not path.is_dir():
-        raise InputError(f"there is no folder {path}")
-    if not (path / RUN).exists():
-        raise InputError(f"{path} does not hold a run: it has no {RUN}")
-    if not has_started(path):
-        raise InputError(f"the run in {path} was stopped before it started: start it again")
+    check_started(path)
     configs, about = read_description(path)
     if about.get("finished"):
         CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end
