@@ -26,9 +26,8 @@ from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Report, no_report
 from engram.engine.stacks import Source
 from engram.engine.training import Runtime, train
-from engram.runs.experiment import label_configs
+from engram.runs.experiment import label_configs, results_of
 from engram.runs.format import FORMAT, write_description, write_results
-from engram.runs.result import results_of
 
 # --- data
 

@@ -185,6 +185,16 @@ def test_the_frame_of_matrices_has_a_row_for_each_accuracy() -> None:
     assert last["accuracy"].tolist() == [0.5, 0.6]
 
 
+@pytest.mark.parametrize("matrix", [False, True])
+def test_columns_are_those_of_the_frame_even_without_trials(matrix: bool) -> None:
+    pytest.importorskip("pandas")
+    for result in (make_result(), make_result(matrices=[])):
+        columns, frame = result.columns(matrix), result.to_frame(matrix=matrix, settings=())
+        assert {name: column.tolist() for name, column in columns.items()} == frame.to_dict("list")
+        assert {len(column) for column in columns.values()} == {len(frame)}
+        assert all(frame[name].dtype == column.dtype for name, column in columns.items())
+
+
 # --- nothing is imported before it is used
 
 

@@ -22,8 +22,8 @@ from engram.engine.training import Runtime
 from engram.report.pairs import Pair
 from engram.runs import folder as folders
 from engram.runs.display import ProgressLines
+from engram.runs.experiment import results_of
 from engram.runs.format import FORMAT
-from engram.runs.result import results_of
 from engram.runs.run import find_runs, join_results, open_runs, read_run, saved_arguments
 from engram.runs.start import check_run, complete_run, resume_run, start_run
 from engram.runs.store import list_runs

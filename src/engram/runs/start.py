@@ -19,10 +19,11 @@ from engram.engine.loop import RECORDS_PER_EPOCH
 from engram.engine.stacks import Source, digest
 from engram.engine.training import Runtime, Training, check_learned, check_together
 from engram.runs.display import ProgressLines
+from engram.runs.experiment import results_of
 from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, logged_lines, now, versions
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.log import check_log
-from engram.runs.result import Result, results_of
+from engram.runs.result import Result
 from engram.runs.run import Run, check_started, has_started, read_run
 from engram.runs.servers import start_log
 
