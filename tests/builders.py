@@ -18,9 +18,8 @@ from torch import Tensor
 
 from engram import InputError, Result, streams
 from engram.config.settings import Config
-from engram.data.samples import Dataset, Origin
+from engram.data.samples import Dataset, Origin, Stream
 from engram.data.sources import load
-from engram.data.streams import Stream
 from engram.engine.build import dataset_names
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Report, no_report

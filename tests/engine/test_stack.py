@@ -27,7 +27,7 @@ from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
 from engram.data.batches import batches_of
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine import choose, memory
 from engram.engine.build import Custom, build_model, build_streams, learner_from
 from engram.engine.checkpoint import CheckpointFolder

@@ -14,10 +14,9 @@ from engram import streams
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.data.batches import batches_of
-from engram.data.samples import Dataset
+from engram.data.samples import Dataset, Stream
 from engram.data.scenarios import arrange
 from engram.data.sources import load
-from engram.data.streams import Stream
 from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
 from engram.engine.cpu.program import OneByOne

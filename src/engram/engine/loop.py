@@ -13,7 +13,7 @@ from torch import Tensor
 from engram.common.errors import Divergence, InputError
 from engram.config.settings import Config
 from engram.data.batches import Piece, num_batches, plan_epoch, record_steps
-from engram.data.streams import Task
+from engram.data.samples import Task
 from engram.engine.learner import DYNAMICS, Learner, Record
 from engram.engine.program import Batches, Program
 

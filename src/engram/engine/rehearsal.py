@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.seeding import generator
 from engram.data.batches import num_batches, read_inputs
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine.learner import Learner
 from engram.rehearsal import Batch, Moment, Rehearsal
 from engram.rehearsal.rehearsal import Shapes, moment_of, tensors_of

@@ -15,9 +15,8 @@ from engram.common.errors import InputError, shortened
 from engram.common.registry import PENALTIES
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import batches_of, move_streams
-from engram.data.samples import Dataset
+from engram.data.samples import Dataset, Stream
 from engram.data.scenarios import arrange
-from engram.data.streams import Stream
 from engram.engine.build import (
     Custom,
     build_model,

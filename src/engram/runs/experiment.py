@@ -11,7 +11,7 @@ from torch import nn
 
 from engram.common.errors import InputError, shortened
 from engram.config.settings import Config
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine import Engine, InProcess
 from engram.engine.build import Custom, load_datasets
 from engram.engine.learner import Key, Outcome, Report, no_report
