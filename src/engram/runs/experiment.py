@@ -16,7 +16,7 @@ from engram.engine import Engine, InProcess
 from engram.engine.build import Custom, load_datasets
 from engram.engine.learner import Key, Outcome, Report, no_report
 from engram.engine.stacks import Source
-from engram.engine.training import Runtime, check_learned, check_together, train
+from engram.engine.training import Runtime, Training, check_learned, check_together
 from engram.penalties import Penalty
 from engram.runs.display import shown
 from engram.runs.result import Result, label_configs
@@ -146,7 +146,7 @@ def run_many(
         }
         source, provenance = Source(stream=stream), [stream.provenance()]
     with shown(labelled, progress, report) as watching:
-        outcomes = train(labelled, source, runtime, custom=custom, report=watching)
+        outcomes = Training(labelled, source, runtime, custom).run(report=watching)
     check_learned(outcomes)
     return list(results_of(labelled, outcomes, provenance).values())
 
