@@ -27,10 +27,10 @@ from engram.report.figures import (
     accuracy_matrices,
     differences,
     draw,
-    draw_all,
     first_and_latest,
     paper_against_ours,
     parse_formats,
+    save_drawings,
     sensitivity,
     to_svg,
     trace_dynamics,
@@ -93,7 +93,7 @@ def _warnings_are_errors() -> Any:
 
 
 def test_every_figure_is_a_png_a_pdf_and_a_csv(tmp_path: Path) -> None:
-    paths = draw_all(labelled([make_result("finetune"), make_result("dhp")]), tmp_path / "new" / "figures")
+    paths = save_drawings(draw(labelled([make_result("finetune"), make_result("dhp")])), tmp_path / "new" / "figures")
     names = ["accuracy", "differences", "first-and-latest", "matrices", "dynamics"]
     assert [path.name for path in paths] == [f"{name}.{format}" for name in names for format in ("png", "pdf", "csv")]
     assert sorted(paths) == sorted((tmp_path / "new" / "figures").iterdir())
@@ -110,7 +110,7 @@ def test_every_figure_is_a_png_a_pdf_and_a_csv(tmp_path: Path) -> None:
 
 
 def test_only_the_formats_that_are_wanted_are_written(tmp_path: Path) -> None:
-    draw_all(labelled([make_result("si")]), tmp_path, ["csv"])
+    save_drawings(draw(labelled([make_result("si")])), tmp_path, ["csv"])
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv"}
 
 
@@ -143,14 +143,14 @@ def test_methods_without_a_trace_have_no_dynamics() -> None:
     ids=["one diverged", "one trial", "that one diverged", "baseline lost", "dhp lost", "all lost", "alone and lost"],
 )
 def test_figures_are_drawn_whatever_became_of_the_trials(tmp_path: Path, results: list[Result]) -> None:
-    for path in draw_all(labelled(results), tmp_path, ("png", "csv")):
+    for path in save_drawings(draw(labelled(results)), tmp_path, ("png", "csv")):
         assert path.stat().st_size > 0
 
 
 @pytest.mark.slow
 def test_a_figure_may_be_drawn_anew(tmp_path: Path) -> None:
-    first = {path.name: path.read_bytes() for path in draw_all(labelled([make_result("dhp")]), tmp_path)}
-    again = {path.name: path.read_bytes() for path in draw_all(labelled([make_result("dhp")]), tmp_path)}
+    first = {path.name: path.read_bytes() for path in save_drawings(draw(labelled([make_result("dhp")])), tmp_path)}
+    again = {path.name: path.read_bytes() for path in save_drawings(draw(labelled([make_result("dhp")])), tmp_path)}
     assert first == again
     assert {path.name for path in tmp_path.iterdir()} == set(first)
 

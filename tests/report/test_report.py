@@ -16,11 +16,12 @@ from engram.common.errors import Divergence, InputError
 from engram.config.methods import in_words as in_sentence
 from engram.config.methods import known_methods
 from engram.config.presets import STEADY
-from engram.report.html import run_page, write_report
+from engram.report.html import run_page
 from engram.report.html.page import facts, notice, paragraph, table
 from engram.report.html.run_page import missing_from_run
 from engram.report.layout import Table, in_words
 from engram.report.tables import run_verdict
+from engram.reproduction.page import write_report
 from engram.runs.result import Result
 
 

@@ -20,7 +20,7 @@ from builders import write_run
 from engram.common.errors import Divergence
 from engram.config.presets import CHOOSING, preset
 from engram.report.figures import draw_run, write_figures
-from engram.report.html import run_page, write_report
+from engram.report.html import run_page
 from engram.report.sweep_table import (
     MOST_ROWS,
     how_searched,
@@ -32,6 +32,7 @@ from engram.report.sweep_table import (
     tried_in,
     verdict,
 )
+from engram.reproduction.page import write_report
 from engram.runs.format import FORMAT
 from engram.runs.result import Result
 from engram.runs.run import Run, read_run
