@@ -91,9 +91,9 @@ def learner_from(
     model: Network,
     device: torch.device,
     dtype: torch.dtype,
-    custom: Custom = NOTHING_CUSTOM,
-    input_shape: Sequence[int] = (),
-    num_classes: int = 0,
+    custom: Custom,
+    input_shape: Sequence[int],
+    num_classes: int,
 ) -> Learner:
     """The model that `build_model` made, moved to its device, with its penalty or its rehearsal."""
     model = model.to(device=device, dtype=dtype)

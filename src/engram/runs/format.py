@@ -170,7 +170,7 @@ def _without_nan(values: np.ndarray) -> list[Any]:
 
 
 def read_results(
-    folder: Path, configs: Mapping[str, Config], data: list[dict[str, Any]], dynamics: bool = True
+    folder: Path, configs: Mapping[str, Config], data: list[dict[str, Any]], dynamics: bool
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """The results of the labels that have any, in the order of the run, and a sentence for each that is damaged."""
     path = folder / RESULTS
