@@ -196,5 +196,5 @@ def kept_by(learner: Learner, stream: Stream) -> tuple[int, int] | None:
     if learner.rehearsal.whole_stream:
         inputs = stream[0].train.inputs
         samples = sum(len(task.train) for task in stream[:-1])
-        size += samples * (inputs[0].numel() * inputs.element_size() + stream[0].train.targets.element_size())
+        size += samples * (inputs[0].nbytes + stream[0].train.targets.element_size())
     return samples, size
