@@ -14,7 +14,7 @@ from timing import bytes_of, synchronize
 from engram.config.presets import preset
 from engram.config.settings import Config
 from engram.data.batches import move_streams
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine.build import build_learner, build_streams, load_datasets
 from engram.engine.choose import choose_program
 from engram.engine.loop import Position, train_task

@@ -50,7 +50,7 @@ def traffic(rows: Rows, steps: dict[str, Step]) -> int:
         slots = {} if step.slots is None else step.slots.tensors
         written = [theta, step.path, *(tensor for slot, tensor in slots.items() if slot != "steps")]
         read = [*written, theta, step.gain, step.shift]  # the second θ stands for g, which is as large
-        moved += sum(tensor.numel() * tensor.element_size() for tensor in (*read, *written))
+        moved += sum(tensor.nbytes for tensor in (*read, *written))
     return moved
 
 
@@ -92,7 +92,7 @@ def main() -> None:
         sys.exit("this needs a GPU and Triton")
     device = torch.device("cuda")
     here, there = (torch.empty(2**28, device=device) for _ in range(2))
-    per_byte = seconds_of(lambda: there.copy_(here)) / (2 * here.numel() * here.element_size())
+    per_byte = seconds_of(lambda: there.copy_(here)) / (2 * here.nbytes)
     print(f"a copy: {1e-12 / per_byte:.2f} TB/s\n")
     print(f"| step of {MODELS} networks | ms | floor | ratio |\n|---|---:|---:|---:|")
     for method in ("finetune", "si"):

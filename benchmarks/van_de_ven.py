@@ -36,8 +36,7 @@ from torch import Tensor
 import engram
 from engram.common.registry import BENCHMARKS, PENALTIES, REHEARSALS
 from engram.config.presets import parse_setting
-from engram.data.samples import Dataset, Samples
-from engram.data.streams import Stream
+from engram.data.samples import Dataset, Samples, Stream
 from engram.rehearsal.lwf import LwF
 from engram.rehearsal.rehearsal import distillation, masked, teacher_logits
 

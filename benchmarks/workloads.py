@@ -15,8 +15,7 @@ from engram.config.paper import PAPER_METHODS
 from engram.config.presets import preset
 from engram.config.settings import Config
 from engram.data.batches import LONGEST_PIECE, Piece
-from engram.data.samples import Samples
-from engram.data.streams import Stream, Task
+from engram.data.samples import Samples, Stream, Task
 from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
 from engram.engine.learner import Learner

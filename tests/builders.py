@@ -19,17 +19,15 @@ from torch import Tensor
 
 from engram import InputError, Result, streams
 from engram.config.settings import Config
-from engram.data.samples import Dataset, Origin, Samples
+from engram.data.samples import Dataset, Origin, Samples, Stream
 from engram.data.sources import load
-from engram.data.streams import Stream
-from engram.engine.build import dataset_names
+from engram.engine.build import NOTHING_CUSTOM, Custom, dataset_names
 from engram.engine.checkpoint import Checkpoints
-from engram.engine.learner import Report, no_report
+from engram.engine.learner import Outcomes, Report, no_report
 from engram.engine.stacks import Source
-from engram.engine.training import Runtime, train
-from engram.runs.experiment import label_configs
+from engram.engine.training import Runtime, Training
+from engram.runs.experiment import label_configs, results_of
 from engram.runs.format import FORMAT, write_description, write_results
-from engram.runs.result import results_of
 
 # --- data
 
@@ -70,6 +68,13 @@ def custom_stream(
 
 
 # --- results and runs
+
+
+def train(
+    configs: Mapping[str, Config], source: Source, runtime: Runtime, *, custom: Custom = NOTHING_CUSTOM, **options: Any
+) -> Outcomes:
+    """Train without a folder; further options are those of `Training.run`."""
+    return Training(configs, source, runtime, custom).run(**options)
 
 
 def run_on(

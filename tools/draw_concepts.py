@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 import engram
 from engram.common.files import write_atomically
 from engram.data.batches import batches_of
+from engram.data.samples import Task
 from engram.data.sources import load
-from engram.data.streams import Task
 from engram.penalties.terms import Term, state_of
 from engram.report.figures.drawing import COLOURS, INK, MEDIUM, SMALL, WIDTH, new_figure, rule, tidy
 

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Config": "engram.config.settings",
     "DHPSoftmax": "engram.nn.dhp",
-    "Divergence": "engram.runs.result",
+    "Divergence": "engram.common.errors",
     "EWC": "engram.penalties",
     "InputError": "engram.common.errors",
     "MAS": "engram.penalties",
@@ -42,6 +42,7 @@ _MODULES = {
 __all__ = ["__version__", *_HOME, *_MODULES]
 
 if TYPE_CHECKING:
+    from engram.common.errors import Divergence as Divergence
     from engram.common.errors import InputError as InputError
     from engram.common.errors import NotFiniteError as NotFiniteError
     from engram.config.presets import load_config as load_config
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from engram.penalties import Penalty as Penalty
     from engram.runs.experiment import run as run
     from engram.runs.experiment import run_many as run_many
-    from engram.runs.result import Divergence as Divergence
     from engram.runs.result import Result as Result
 else:
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from builders import assert_results_equal, files_in
 from engram import Progress, preset
-from engram.common.errors import DivergedError
+from engram.common.errors import Divergence
 from engram.config.presets import STEADY, best_settings
 from engram.engine.learner import Outcome
 from engram.runs.display import RunDisplay
@@ -349,7 +349,7 @@ def test_terminal_shows_one_bar_and_one_line_per_method() -> None:
     config = preset("split-mnist", "dhp+si", num_tasks=3, trials=2)
     configs = {"dhp+si": config, "si": config.replace(method="si")}
     outcomes = {("dhp+si", 0): Outcome(rows=[[0.9, 0.5]])}
-    outcomes["dhp+si", 1] = Outcome(rows=[[1.0, 0.6]], diverged=DivergedError(1, 7))
+    outcomes["dhp+si", 1] = Outcome(rows=[[1.0, 0.6]], diverged=Divergence(1, 1, 7))
     ended = Progress(0.4, 0, configs, outcomes, task_ended=True)
     with RunDisplay(configs, console) as display:
         display.show(Progress(0.1, 0, note="a note"))

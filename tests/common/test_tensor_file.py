@@ -15,7 +15,7 @@ from torch import Tensor
 
 from builders import assert_tensors_equal, refusal
 from engram.common.errors import InputError
-from engram.common.tensor_file import read_tensors, write_tensors
+from engram.common.tensor_file import read_tensors, tensors_under, write_tensors
 
 KIND = "model"
 HEADER = {"about": {"classes": ["cat", "dög"]}, "rate": 0.1, "none": None}
@@ -206,3 +206,13 @@ def test_crafted_files_are_refused_without_allocating_memory(path: Path, crafted
         crafted
     )  # had a declared size been allocated, it would be a MemoryError, or the end of the process
     refused(path)
+
+
+def test_a_part_of_the_tensors_has_names_without_its_prefix() -> None:
+    one, two = torch.zeros(2), torch.ones(3)
+    tensors = {"model.model.weight": one, "model.bias": two, "models": one, "penalty.model.path": one}
+    part = tensors_under(tensors, "model.")
+    assert list(part) == ["model.weight", "bias"]
+    assert part["model.weight"] is one
+    assert part["bias"] is two
+    assert tensors_under(tensors, "sums.") == {}

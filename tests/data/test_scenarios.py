@@ -8,8 +8,8 @@ import torch
 from builders import refusal, small_digits
 from engram import preset, streams
 from engram.config.settings import SETTINGS
+from engram.data.samples import Samples, Stream, Task
 from engram.data.scenarios import SCENARIOS, arrange, candidates
-from engram.data.streams import Samples, Stream, Task
 from engram.engine.build import build_streams
 
 PAIRS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders import interrupted, small_digits
+from builders import interrupted, small_digits, train
 from engram import InputError, preset
 from engram.common.errors import Stopped
 from engram.common.tensor_file import write_tensors
@@ -26,7 +26,7 @@ from engram.engine.choose import choose_program
 from engram.engine.learner import Outcome, Outcomes, Progress, Record
 from engram.engine.loop import Position, run_stream
 from engram.engine.stacks import Source, StackPlan, plan_stacks
-from engram.engine.training import Runtime, train
+from engram.engine.training import Runtime
 
 METHODS = ("dhp+si", "ewc", "dhp+mas", "finetune")
 Where = tuple[int, int, int]  # task, epoch, piece

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from builders import refusal, small_digits
+from builders import refusal, small_digits, train
 from damage import damaged_tensors, fuzz, read_or_refuse
 from engram import preset
 from engram.common.tensor_file import read_tensors, write_tensors
@@ -21,7 +21,7 @@ from engram.engine.learner import Progress
 from engram.engine.loop import Position, check_position
 from engram.engine.program import Batches
 from engram.engine.stacks import Source, plan_stacks
-from engram.engine.training import Runtime, train
+from engram.engine.training import Runtime
 
 CONFIG = preset(
     *("split-mnist", "dhp+si"), dataset="mnist-small", num_tasks=2, trials=2, epochs=1, hidden=[4], batch_size=4

@@ -47,9 +47,9 @@ def exact() -> Iterator[None]:
 @pytest.fixture
 def kernels() -> ModuleType:
     pytest.importorskip("triton")
-    from engram.engine.gpu.kernels import step
+    from engram.engine.gpu import kernels
 
-    return step
+    return kernels
 
 
 # --- methods

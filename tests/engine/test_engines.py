@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders import files_in, small_digits
+from builders import files_in, small_digits, train
 from engram import InputError, preset
 from engram.cli.main import main
 from engram.common.errors import Stopped
@@ -31,7 +31,7 @@ from engram.engine.in_process import Stack
 from engram.engine.learner import Outcome, Outcomes, Progress
 from engram.engine.ray import SECONDS_BETWEEN_MESSAGES, _ignoring_interrupts, _only_worker, _Sender, start_ray
 from engram.engine.stacks import Source, StackPlan
-from engram.engine.training import Runtime, Training, train
+from engram.engine.training import Runtime, Training
 
 SMALL = {"dataset": "mnist-small", "num_tasks": 2, "trials": 2, "epochs": 2, "hidden": [8], "batch_size": 20}
 CPU = Runtime("cpu")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import engram
 from builders import interrupted, run_on, small_digits
-from engram.common.errors import DivergedError
+from engram.common.errors import Divergence
 from engram.common.registry import HEADS, REHEARSALS, Registration
 from engram.engine.checkpoint import CheckpointFolder
 from engram.engine.choose import architectures, choose_program, reason_against_mapping
@@ -146,7 +146,7 @@ def test_models_can_be_stacked_although_one_of_them_diverged_before_a_resume(hea
         nn.init.constant_(theta, float("nan"))
     example = example_of(batches)
     assert reason_against_mapping(learners, example, None) is None, "nobody has noticed yet"
-    learners[which].outcome.diverged = DivergedError(task=0, step=3)
+    learners[which].outcome.diverged = Divergence(learners[which].trial, task=0, step=3)
     assert reason_against_mapping(learners, example, None) is None
 
 

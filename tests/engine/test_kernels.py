@@ -63,9 +63,9 @@ def exact() -> Iterator[None]:
 
 @pytest.fixture
 def kernels() -> ModuleType:
-    from engram.engine.gpu.kernels import step
+    from engram.engine.gpu import kernels
 
-    return step
+    return kernels
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -145,7 +145,7 @@ def test_a_step_along_a_product_is_that_along_its_gradient(
     kernels: ModuleType, monkeypatch: pytest.MonkeyPatch, inputs: int, batch: int, enough: int, shared: bool
 ) -> None:
     """With δ and x in place of g = δ xᵀ, for weights whose sizes are no multiples of a tile's."""
-    monkeypatch.setattr(kernels, "ENOUGH", enough)
+    monkeypatch.setattr(kernels.step, "ENOUGH", enough)
     random = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=random).to(DEVICE)  # noqa: E731
     size = (37, inputs)

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from engram import preset
 from engram.config.settings import Config
-from engram.data.samples import Samples
-from engram.data.streams import Stream, Task
+from engram.data.samples import Samples, Stream, Task
 from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
 from engram.engine.gpu.program import Mapped

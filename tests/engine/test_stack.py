@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from builders import custom_stream, interrupted, run_on, small_digits
 from engram import DHPSoftmax, InputError, Progress, preset
-from engram.common.errors import DivergedError
+from engram.common.errors import Divergence
 from engram.config.methods import all_methods
 from engram.config.presets import STEADY
 from engram.config.settings import Config
 from engram.data.batches import batches_of
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine import choose, memory
 from engram.engine.build import Custom, build_model, build_streams, learner_from
 from engram.engine.checkpoint import CheckpointFolder
@@ -688,7 +688,7 @@ def test_models_of_which_all_diverged_are_not_called_as_one() -> None:
     learners, batches = build([config_of("custom", method) for method in ("dhp", "steady")])
     for learner in learners:
         if learner.config.head == "steady":
-            learner.outcome.diverged = DivergedError(0, 0)
+            learner.outcome.diverged = Divergence(learner.trial, 0, 0)
     program, notes = choose_program(learners, batches, GPU)
     assert isinstance(program, SideBySide)
     assert [type(part) for part in program.programs] == [Mapped, OneByOne]

@@ -250,7 +250,7 @@ def test_diverged_trial_is_marked_and_keeps_what_it_learned_before() -> None:
     outcome, of_neighbour = learn([learner, neighbour], stream)
     assert outcome.diverged is not None
     assert (outcome.diverged.task, outcome.diverged.step) == (1, 3), "the fourth step is the first that sees it"
-    assert str(outcome.diverged) == "the loss became NaN or infinite in task 2, step 4"
+    assert str(outcome.diverged) == "trial 1 diverged in task 2, step 4: its loss became NaN or infinite"
     assert len(outcome.rows) == 1
     assert of_neighbour == learn([alone], stream)[0], "the neighbour was not disturbed"
     assert len(of_neighbour.rows) == 3

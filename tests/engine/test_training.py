@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders import custom_stream, small_digits
+from builders import custom_stream, small_digits, train
 from engram import InputError, preset
 from engram.config.settings import Config
 from engram.data import streams
@@ -24,7 +24,7 @@ from engram.engine.learner import Learner, Progress
 from engram.engine.memory import bytes_of
 from engram.engine.program import Batches
 from engram.engine.stacks import SAME_TASKS, Source, digest, group_by
-from engram.engine.training import Runtime, Training, train
+from engram.engine.training import Runtime, Training
 from engram.nn.networks import Network
 from engram.penalties import Penalty
 

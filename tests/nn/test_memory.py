@@ -84,14 +84,6 @@ def test_nearest_mean_is_the_nearest() -> None:
     assert torch.allclose(psi @ weight.T + bias, psi.square().sum(dim=1, keepdim=True) - distance, atol=1e-12)
 
 
-def test_cosine_is_the_cosine() -> None:
-    psi, target = samples()
-    mean = memory.class_means(*sums(psi, target)[:2])
-    weight, bias = memory.read_cosine(mean, temperature=0.1)
-    expected = torch.cosine_similarity(psi[:, None], mean[None], dim=2) / 0.1
-    assert torch.allclose(memory.normalise(psi) @ weight.T + bias, expected, atol=1e-12)
-
-
 def test_lda_is_scikit_learns_without_priors() -> None:
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from builders import write_run
-from engram.runs.result import Divergence
+from engram.common.errors import Divergence
 from engram.runs.run import read_run
 
 TABLE = read_run(Path(__file__).parents[2] / "results" / "split-mnist" / "table").results

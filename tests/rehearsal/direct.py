@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from engram.config.settings import Config
 from engram.data.batches import epoch_order
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine.rehearsal import draw
 
 

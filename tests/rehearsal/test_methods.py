@@ -13,8 +13,8 @@ from direct import STEPS, learn, learn_jointly
 import engram
 from engram import streams
 from engram.config.settings import Config
+from engram.data.samples import Stream
 from engram.data.scenarios import masked_only_in_evaluation
-from engram.data.streams import Stream
 from engram.engine.build import build_learner
 from engram.engine.cpu.program import OneByOne
 from engram.engine.learner import Learner

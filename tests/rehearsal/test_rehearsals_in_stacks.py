@@ -10,14 +10,14 @@ import torch
 from test_methods import CPU, config_of, tiny_stream
 
 import engram
+from builders import train
 from engram import streams
 from engram.common.errors import Stopped
 from engram.config.settings import Config
 from engram.data.batches import batches_of
-from engram.data.samples import Dataset
+from engram.data.samples import Dataset, Stream
 from engram.data.scenarios import arrange
 from engram.data.sources import load
-from engram.data.streams import Stream
 from engram.engine.build import build_learner
 from engram.engine.choose import choose_program
 from engram.engine.cpu.program import OneByOne
@@ -26,7 +26,7 @@ from engram.engine.learner import Learner, Progress
 from engram.engine.loop import run_stream
 from engram.engine.program import Batches
 from engram.engine.stacks import Source
-from engram.engine.training import Runtime, train
+from engram.engine.training import Runtime
 
 GPU = torch.device("cuda")  # as a word only: the chooser goes by it, and the tensors stay where they are
 STACKED = ["replay", "der++", "a-gem", "lwf", "pseudo-rehearsal", "generative-replay"]

@@ -15,8 +15,8 @@ import pytest
 import engram
 from builders import custom_stream
 from engram import InputError, Progress, Result, preset
+from engram.common.errors import Divergence
 from engram.report.layout import Table
-from engram.runs.result import Divergence
 
 NAN = np.nan
 SMALL = {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}
@@ -65,7 +65,7 @@ def test_a_progress_prints_no_outcomes() -> None:
 def test_a_notebook_shows_the_summary_as_a_table_whose_text_is_escaped() -> None:
     result = make_result()
     html = result._repr_html_()
-    assert html == result.summary()._repr_html_()
+    assert html == result.summary()._repr_html_() == result.summary().to_html()
     assert html.count("<tr>") == 2
     assert "<td>75.00</td>" in html
     assert "&lt;b&gt;" in Table("<b>", ("a", "b"), [("c", "d")])._repr_html_()
@@ -183,6 +183,16 @@ def test_the_frame_of_matrices_has_a_row_for_each_accuracy() -> None:
     assert len(frame) == 2 * 3 * 2, "trials, rows from before the first task on, tasks"
     last = frame[(frame["after"] == 2) & (frame["task"] == 1)]
     assert last["accuracy"].tolist() == [0.5, 0.6]
+
+
+@pytest.mark.parametrize("matrix", [False, True])
+def test_columns_are_those_of_the_frame_even_without_trials(matrix: bool) -> None:
+    pytest.importorskip("pandas")
+    for result in (make_result(), make_result(matrices=[])):
+        columns, frame = result.columns(matrix), result.to_frame(matrix=matrix, settings=())
+        assert {name: column.tolist() for name, column in columns.items()} == frame.to_dict("list")
+        assert {len(column) for column in columns.values()} == {len(frame)}
+        assert all(frame[name].dtype == column.dtype for name, column in columns.items())
 
 
 # --- nothing is imported before it is used

@@ -12,16 +12,17 @@ import pytest
 from pages import ALL, EVIL, NAN, check_page, make_result, read, run_of
 
 from builders import labelled, write_run
-from engram.common.errors import InputError
+from engram.common.errors import Divergence, InputError
 from engram.config.methods import in_words as in_sentence
 from engram.config.methods import known_methods
 from engram.config.presets import STEADY
-from engram.report.html import run_page, write_report
+from engram.report.html import run_page
 from engram.report.html.page import facts, notice, paragraph, table
 from engram.report.html.run_page import missing_from_run
 from engram.report.layout import Table, in_words
 from engram.report.tables import run_verdict
-from engram.runs.result import Divergence, Result
+from engram.reproduction.page import write_report
+from engram.runs.result import Result
 
 
 @pytest.fixture
@@ -157,6 +158,7 @@ def test_changed_settings_stand_beside_the_presets() -> None:
         facts({EVIL: EVIL}),
         notice(EVIL, [EVIL, f"`{EVIL}`"]),
         table(Table(EVIL, (EVIL, EVIL), [(EVIL, EVIL)], (EVIL,))),
+        table(Table("x", ("a", "b"), [("c", "d")]), '"><script>'),
         paragraph("x", '"><script>'),
     ],
 )

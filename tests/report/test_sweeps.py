@@ -17,9 +17,10 @@ import pytest
 from pages import check_page
 
 from builders import write_run
+from engram.common.errors import Divergence
 from engram.config.presets import CHOOSING, preset
 from engram.report.figures import draw_run, write_figures
-from engram.report.html import run_page, write_report
+from engram.report.html import run_page
 from engram.report.sweep_table import (
     MOST_ROWS,
     how_searched,
@@ -31,8 +32,9 @@ from engram.report.sweep_table import (
     tried_in,
     verdict,
 )
+from engram.reproduction.page import write_report
 from engram.runs.format import FORMAT
-from engram.runs.result import Divergence, Result
+from engram.runs.result import Result
 from engram.runs.run import Run, read_run
 from engram.runs.sweep.axes import parse_axis, parse_choice
 from engram.runs.sweep.points import Tried

@@ -13,12 +13,13 @@ import pytest
 
 from builders import labelled
 from engram.cli.terminal import print_table
+from engram.common.errors import Divergence
 from engram.config.paper import PAPER_RESULTS
 from engram.config.presets import preset
 from engram.report.layout import Table
 from engram.report.pairs import Pair, has_paper_data, mean_accuracy_difference, paper_value, why_not_paired
 from engram.report.tables import COLUMNS, gains, so_far, summary, tables_of
-from engram.runs.result import Divergence, Result
+from engram.runs.result import Result
 
 NAN = math.nan
 SMALL = {"name": "mnist-small", "origin": "published", "train": 10000, "test": 2000}

@@ -17,7 +17,7 @@ from rich.progress import Progress as Bars
 import engram
 from builders import assert_numbers_equal, custom_stream
 from engram import Progress, Result, preset
-from engram.common.errors import DivergedError
+from engram.common.errors import Divergence
 from engram.engine.learner import Outcome
 from engram.runs.display import STEPS, NotebookDisplay, clock, columns, in_notebook, times
 
@@ -200,7 +200,7 @@ def test_a_notebook_is_not_sent_a_message_for_every_event(cell: Cell, monkeypatc
 
 
 def test_a_notebook_keeps_warnings_and_escapes_labels(cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = {("<b>", 0): Outcome(rows=[[0.9, 0.5]], diverged=DivergedError(1, 7))}
+    outcomes = {("<b>", 0): Outcome(rows=[[0.9, 0.5]], diverged=Divergence(0, 1, 7))}
     with NotebookDisplay({"<b>": CONFIG}) as display:
         for _ in range(2):
             display.show(Progress(0.5, 0, {"<b>": CONFIG}, outcomes, task_ended=True, note="a note"))

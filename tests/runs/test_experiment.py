@@ -27,7 +27,7 @@ from engram.engine.program import Batches
 from engram.engine.stacks import plan_stacks
 from engram.engine.training import Runtime
 from engram.penalties import MAS
-from engram.runs.result import results_of
+from engram.runs.experiment import results_of
 
 # --- N together are N alone
 

@@ -12,7 +12,7 @@ import pytest
 from builders import small_digits
 from engram import InputError, Progress, preset, run_many, streams
 from engram.cli.main import main
-from engram.common.errors import DivergedError
+from engram.common.errors import Divergence
 from engram.config.settings import Config
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Outcome, Record
@@ -166,7 +166,7 @@ def test_a_trial_that_diverges_leaves_the_mean_to_the_others(tmp_path: Path) -> 
     assert update() == {}, "it waits for the other trial"
     lost.records.append(Record(1, 0, 0, 6, 4.0))
     assert update() == {"training/loss": [(6, 3.0)]}
-    lost.diverged = DivergedError(0, 8)
+    lost.diverged = Divergence(1, 0, 8)
     sound.records.append(Record(0, 0, 1, 9, 1.0))
     sound.rows.append([0.5, 0.25])
     after = {"training/loss": [(6, 3.0), (10, 1.0)], "accuracy/average": [(10, 0.5)], "accuracy/task_1": [(10, 0.5)]}

@@ -15,15 +15,15 @@ import torch
 
 from builders import assert_results_equal, files_in, labelled, refusal, run_on, small_digits, write_run
 from engram import MAS, Config, Divergence, InputError, Progress, Result, preset
-from engram.common.errors import DivergedError, Stopped
+from engram.common.errors import Stopped
 from engram.common.registry import PENALTIES
 from engram.engine.learner import Outcome
 from engram.engine.training import Runtime
 from engram.report.pairs import Pair
 from engram.runs import folder as folders
 from engram.runs.display import ProgressLines
+from engram.runs.experiment import results_of
 from engram.runs.format import FORMAT
-from engram.runs.result import results_of
 from engram.runs.run import find_runs, join_results, open_runs, read_run, saved_arguments
 from engram.runs.start import check_run, complete_run, resume_run, start_run
 from engram.runs.store import list_runs
@@ -93,7 +93,7 @@ def test_results_are_paired_by_trial_number_and_not_by_row() -> None:
 
 def test_results_of_outcomes_are_in_the_order_of_trial_numbers() -> None:
     outcomes = {("si", 5): outcome(0.5), ("si", 3): outcome(0.3), ("si", 4): outcome(0.4, num_rows=1)}
-    outcomes["si", 4].diverged = DivergedError(1, 9)
+    outcomes["si", 4].diverged = Divergence(4, 1, 9)
     result = results_of({"si": config_of(trials=4, first_trial=3)}, outcomes, [])["si"]
     assert result.trials == (3, 4, 5)
     assert result.accuracy[:, 0, 0].tolist() == [0.3, 0.4, 0.5]
@@ -434,7 +434,7 @@ def test_each_line_of_progress_comes_once() -> None:
     assert lines.task_lines(progress) == ["si, task 1/2: 62.5 (mean of 2 trials)"]
     assert lines.warnings(progress) == ["slow disk"]
     outcomes["η 0.1", 0].rows.append([0.25])
-    outcomes["si", 1].diverged = DivergedError(1, 4)
+    outcomes["si", 1].diverged = Divergence(1, 1, 4)
     assert lines.task_lines(progress) == ["η 0.1, task 1/2: 25.0 (one trial)"]
     assert lines.warnings(progress) == ["si, trial 2 diverged in task 2, step 5: its loss became NaN or infinite"]
     assert lines.task_lines(Progress(0.6, 1, configs, outcomes)) == []

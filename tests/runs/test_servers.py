@@ -18,7 +18,7 @@ from wandb_server import StoredRun, WandBServer, wandb_server
 import engram
 from builders import small_digits
 from engram import Progress, preset
-from engram.common.errors import DivergedError
+from engram.common.errors import Divergence
 from engram.engine.checkpoint import Checkpoints
 from engram.engine.learner import Outcome, Record
 from engram.engine.training import Runtime
@@ -296,8 +296,8 @@ def progress_of(*outcomes: Outcome) -> Progress:
 def test_mlflow_says_which_trials_diverged(mlflow: Any) -> None:
     log = MLflow("diverged", tell=print)
     sound = Outcome(rows=[[0.5]], records=[Record(0, 0, 0, 3, 1.5)])
-    lost = Outcome(records=[Record(1, 0, 0, 3, 9.5)], diverged=DivergedError(0, 5))
-    log(progress_of(sound, lost, Outcome(diverged=DivergedError(0, 0))))
+    lost = Outcome(records=[Record(1, 0, 0, 3, 9.5)], diverged=Divergence(1, 0, 5))
+    log(progress_of(sound, lost, Outcome(diverged=Divergence(2, 0, 0))))
     status = {name: run.info.status for name, run in mlflow_runs(mlflow, "diverged").items()}
     trials = {"finetune/trial-0": "FINISHED", "finetune/trial-1": "FAILED", "finetune/trial-2": "FAILED"}
     assert status == {"finetune/mean": "FINISHED", **trials}

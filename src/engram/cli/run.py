@@ -232,8 +232,7 @@ def _finish(run: Run, console: Console) -> None:
 
 def resume_hint(folder: Path) -> str:
     """How to resume what is in a folder; nothing if nothing has started there yet."""
-    from engram.runs.run import REPRODUCTION, SWEEP
-    from engram.runs.start import has_started
+    from engram.runs.run import REPRODUCTION, SWEEP, has_started
 
     if has_started(folder) or any((folder / name).exists() for name in (REPRODUCTION, SWEEP)):
         return f"`engram run --resume {shlex.quote(str(folder))}` resumes it"

@@ -1,9 +1,10 @@
-"""The errors that a user can fix. Each message is one sentence, written for them."""
+"""The errors that a user can fix, and where a trial diverged. Each message is one sentence, written for users."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -46,41 +47,42 @@ class SingularError(InputError):
     """
 
 
-class DivergedError(RuntimeError):
-    """The training loss became NaN or infinite, or a trial failed for another reason, and the others go on.
+@dataclass(frozen=True)
+class Divergence:
+    """Where a trial's loss became NaN or infinite, or where it failed for another reason, while the others go on.
 
     Args:
-        task: in which task, counted from 0.
-        step: in which step of the task, counted from 0.
+        trial: its number. This and the others are counted from 0.
+        task: in which task.
+        step: in which step of the task.
         why: a sentence about the other reason.
 
     Example:
-        >>> print(DivergedError(task=1, step=99))
-        the loss became NaN or infinite in task 2, step 100
+        >>> print(Divergence(trial=0, task=1, step=99))
+        trial 1 diverged in task 2, step 100: its loss became NaN or infinite
     """
 
-    def __init__(self, task: int, step: int, why: str | None = None):
-        where = f"in task {task + 1}, step {step + 1}"
-        super().__init__(f"the loss became NaN or infinite {where}" if why is None else f"failed {where}: {why}")
-        self.task = task
-        self.step = step
-        self.why = why
+    trial: int
+    task: int
+    step: int
+    why: str | None = None
+
+    def __str__(self) -> str:
+        what = "diverged" if self.why is None else "failed"
+        where = f"in task {self.task + 1}, step {self.step + 1}"
+        return f"trial {self.trial + 1} {what} {where}: {self.why or 'its loss became NaN or infinite'}"
 
     @classmethod
-    def of(cls, task: Any, step: Any, why: Any = None) -> DivergedError:
-        """What a file describes, by the `facts`, if it can be that."""
+    def of(cls, trial: Any, task: Any, step: Any, why: Any = None) -> Divergence:
+        """What a file describes, if it can be that."""
         told = why is None or (isinstance(why, str) and why.isprintable() and len(why) <= MOST_WORDS)
-        if not (told and type(task) is type(step) is int and min(task, step) >= 0):
+        if not (told and type(trial) is type(task) is type(step) is int and min(task, step) >= 0):
             raise ValueError("it does not say in which task and step a trial diverged, or why")
-        return cls(task, step, why)
+        return cls(trial, task, step, why)
 
-    @property
-    def facts(self) -> tuple[int, int] | tuple[int, int, str]:
+    def to_dict(self) -> dict[str, Any]:
         """What it was made with, as files hold it."""
-        return (self.task, self.step) if self.why is None else (self.task, self.step, self.why)
-
-    def __reduce__(self) -> tuple[type[DivergedError], tuple[Any, ...]]:
-        return DivergedError, self.facts  # pickled between processes
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 class Stopped(Exception):

@@ -104,6 +104,20 @@ def kind_of(path: Path) -> str:
         raise InputError(f"{path} is not a file of Engram, or is damaged ({reason(error)})") from error
 
 
+def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names.
+
+    Args:
+        tensors: by name, such as those of a file.
+        prefix: of one part of them.
+
+    Example:
+        >>> tensors_under({"model.weight": torch.zeros(2), "penalty.path": torch.ones(2)}, "model.")
+        {'weight': tensor([0., 0.])}
+    """
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in main memory, each its own: a file has no views, and two names of one tensor become two tensors."""
     on_host: dict[str, Tensor] = {}

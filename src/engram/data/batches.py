@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from engram.common.seeding import generator
-from engram.data.samples import Samples
-from engram.data.streams import Stream
+from engram.data.samples import Samples, Stream
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 LONGEST_PIECE = 64  # steps; between two pieces a run reports its progress and may write a checkpoint

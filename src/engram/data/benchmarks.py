@@ -21,8 +21,7 @@ import torch
 from engram.common.registry import BENCHMARKS
 from engram.common.seeding import generator
 from engram.data import streams
-from engram.data.samples import Dataset
-from engram.data.streams import Stream
+from engram.data.samples import Dataset, Stream
 
 MIXTURE = ("mnist", "notmnist", "fashion-mnist", "svhn", "cifar-10")  # the five datasets, in the paper's order
 

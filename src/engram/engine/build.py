@@ -18,10 +18,9 @@ from engram.common.registry import BENCHMARKS, HEADS, PENALTIES, REHEARSALS, Reg
 from engram.common.seeding import DRAWING, derive_seed
 from engram.config.settings import Config
 from engram.data.benchmarks import source_names
-from engram.data.samples import Dataset
+from engram.data.samples import Dataset, Stream
 from engram.data.scenarios import arrange
 from engram.data.sources import load
-from engram.data.streams import Stream
 from engram.engine.learner import Learner
 from engram.nn.modules import frozen
 from engram.nn.networks import Network, Standardised, cnn_features, initialise_by_he, mlp_features
@@ -92,9 +91,9 @@ def learner_from(
     model: Network,
     device: torch.device,
     dtype: torch.dtype,
-    custom: Custom = NOTHING_CUSTOM,
-    input_shape: Sequence[int] = (),
-    num_classes: int = 0,
+    custom: Custom,
+    input_shape: Sequence[int],
+    num_classes: int,
 ) -> Learner:
     """The model that `build_model` made, moved to its device, with its penalty or its rehearsal."""
     model = model.to(device=device, dtype=dtype)

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engram.common.errors import DivergedError, InputError, reason, shortened
+from engram.common.errors import Divergence, InputError, reason, shortened
 from engram.common.files import keep_previous, read_json, remove_unfinished, write_atomically
-from engram.common.tensor_file import read_tensors, write_tensors
+from engram.common.tensor_file import read_tensors, tensors_under, write_tensors
 from engram.config.settings import Config
 from engram.engine.learner import Key, Learner, Outcome, Outcomes, Record, check_kept
 from engram.engine.loop import Position
@@ -111,7 +111,8 @@ class Checkpoints:
         tensors = _tensors_of(learners, outcomes, position)
         described = []
         for key, outcome in outcomes.items():
-            diverged = None if outcome.diverged is None else outcome.diverged.facts
+            lost = outcome.diverged
+            diverged = None if lost is None else [*lost.to_dict().values()][1:]  # the trial is in the key
             # Copies: the outcome may have one more row by the time it is written.
             described.append([*key, list(outcome.untrained), [list(row) for row in outcome.rows], diverged])
         header = {
@@ -210,10 +211,10 @@ class Checkpoint:
         """Give the learners their saved state and outcomes; returns the position at which to resume."""
         try:
             for i, (learner, key) in enumerate(zip(learners, keys, strict=True)):
-                _load(learner.model.state_dict(keep_vars=True), self._part(f"{i}.model."))
-                learner.penalty.load_state_dict(self._part(f"{i}.penalty."))
-                learner.optimizer_state = check_state(learner, self._part(f"{i}.optimizer."))
-                _load(learner.remembered, self._part(f"{i}.rehearsal."))
+                _load(learner.model.state_dict(keep_vars=True), tensors_under(self.tensors, f"{i}.model."))
+                learner.penalty.load_state_dict(tensors_under(self.tensors, f"{i}.penalty."))
+                learner.optimizer_state = check_state(learner, tensors_under(self.tensors, f"{i}.optimizer."))
+                _load(learner.remembered, tensors_under(self.tensors, f"{i}.rehearsal."))
                 learner.outcome = self.outcomes[key]
             task, epoch, piece, part = self.header["position"]
             num_losses, num_dynamics = self.header["counts"]
@@ -223,10 +224,6 @@ class Checkpoint:
         except (*MALFORMED, RuntimeError) as error:
             raise InputError(f"{self.path} does not belong to this run ({reason(error)})") from error
         return Position(task, epoch, piece, part, losses, dynamics)
-
-    def _part(self, prefix: str) -> dict[str, Tensor]:
-        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
-        return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
 def _tensors_of(learners: Sequence[Learner], outcomes: Outcomes, position: Position) -> dict[str, Tensor]:
@@ -287,8 +284,8 @@ def _outcomes_of(described: list[list[Any]], kept: list[Any], records: Tensor) -
         raise ValueError(f"its records have the shape {tuple(records.shape)}")
     outcomes: Outcomes = {}
     for (label, trial, untrained, rows, diverged), own in zip(described, kept, strict=True):
-        error = None if diverged is None else DivergedError.of(*diverged)
-        outcomes[label, trial] = Outcome(untrained, rows, [], error, check_kept(own))
+        lost = None if diverged is None else Divergence.of(trial, *diverged)
+        outcomes[label, trial] = Outcome(untrained, rows, [], lost, check_kept(own))
     in_order = list(outcomes.items())
     for i, *of, loss, eta, hebb_norm, alpha_norm in records.tolist():
         trial, task, epoch, step = (int(number) for number in of)

@@ -149,7 +149,7 @@ def load_kernels(dtype: torch.dtype) -> ModuleType | None:
     if dtype != torch.float32 or not torch.cuda.is_available():
         return None
     try:
-        from engram.engine.gpu.kernels import step as kernels
+        from engram.engine.gpu import kernels
     except ImportError:
         return None
     return kernels

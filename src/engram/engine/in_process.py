@@ -16,7 +16,7 @@ from engram.config.settings import Config
 from engram.engine.build import choose_device, precision_of
 from engram.engine.checkpoint import Checkpoint, CheckpointFolder
 from engram.engine.choose import choose_program
-from engram.engine.learner import Learner, Outcomes, Progress, Report, StopAsked, never_stop, no_report
+from engram.engine.learner import Learner, Outcomes, Progress, Report, StopAsked
 from engram.engine.loop import Position, check_position, reordered, run_stream
 from engram.engine.program import Batches, batch_notes, memory_notes
 from engram.engine.stacks import Builder, StackPlan
@@ -91,10 +91,10 @@ class StackTraining:
             saved, and `Stopped` is raised.
 
     Example:
-        >>> outcomes = StackTraining(stack).run()
+        >>> outcomes = StackTraining(stack, no_report, never_stop).run()
     """
 
-    def __init__(self, stack: Stack, report: Report = no_report, stop_asked: StopAsked = never_stop):
+    def __init__(self, stack: Stack, report: Report, stop_asked: StopAsked):
         self.stack = stack
         self.configs = stack.configs
         self.config = next(iter(self.configs.values()))  # batch size, epochs and tasks are common to all

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engram.common.errors import DivergedError, shortened
+from engram.common.errors import Divergence, shortened
 from engram.config.settings import Config
 from engram.penalties import Penalty
 from engram.rehearsal import Rehearsal
@@ -35,7 +35,7 @@ class Outcome:
     untrained: list[float] = field(default_factory=list)  # accuracy on each task before learning anything
     rows: list[list[float]] = field(default_factory=list)  # after each task, on all tasks up to the next one
     records: list[Record] = field(default_factory=list)
-    diverged: DivergedError | None = None
+    diverged: Divergence | None = None
     kept: tuple[int, int] | None = None  # by a rehearsal between tasks: samples, and bytes of everything
 
 

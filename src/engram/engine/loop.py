@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engram.common.errors import DivergedError, InputError
+from engram.common.errors import Divergence, InputError
 from engram.config.settings import Config
 from engram.data.batches import Piece, num_batches, plan_epoch, record_steps
-from engram.data.streams import Task
+from engram.data.samples import Task
 from engram.engine.learner import DYNAMICS, Learner, Record
 from engram.engine.program import Batches, Program
 
@@ -219,7 +219,7 @@ def _record_learner(
     bad = np.flatnonzero(~np.isfinite(losses))
     for (begin, end), values in zip(pairwise([0, *(step + 1 for step in steps)]), dynamics, strict=True):
         if len(bad) and bad[0] < end:
-            learner.outcome.diverged = DivergedError(position.task, first + int(bad[0]))
+            learner.outcome.diverged = Divergence(learner.trial, position.task, first + int(bad[0]))
             return
         mean = float(losses[begin:end].mean())
         learner.outcome.records.append(
@@ -277,4 +277,4 @@ def _mark_diverged(learners: list[Learner], finite: Tensor, n: int, step: int | 
     for learner, holds in zip(learners, finite.tolist(), strict=True):
         if learner.outcome.diverged is None and not (holds and learner.learning):
             last = learner.outcome.records[-1].step if step is None else step
-            learner.outcome.diverged = DivergedError(n, last, learner.failed)
+            learner.outcome.diverged = Divergence(learner.trial, n, last, learner.failed)

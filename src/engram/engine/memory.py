@@ -204,7 +204,7 @@ def bytes_of_data(batches: Batches) -> int:
         >>> bytes_of_data(batches)
     """
     tensors = {
-        id(tensor): tensor.numel() * tensor.element_size()
+        id(tensor): tensor.nbytes
         for stream in batches.streams
         for task in stream
         for samples in (task.train, task.test)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from engram.common.errors import NotFiniteError, SingularError
 from engram.data.batches import Piece, batches_of, epoch_order, num_batches
-from engram.data.samples import Samples
-from engram.data.streams import Stream, Task
+from engram.data.samples import Samples, Stream, Task
 from engram.engine.learner import Learner
 from engram.engine.rehearsal import kept_by
 from engram.nn.classes import mask_logits

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engram.common.errors import InputError
 from engram.common.seeding import generator
 from engram.data.batches import num_batches, read_inputs
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine.learner import Learner
 from engram.rehearsal import Batch, Moment, Rehearsal
 from engram.rehearsal.rehearsal import Shapes, moment_of, tensors_of
@@ -196,5 +196,5 @@ def kept_by(learner: Learner, stream: Stream) -> tuple[int, int] | None:
     if learner.rehearsal.whole_stream:
         inputs = stream[0].train.inputs
         samples = sum(len(task.train) for task in stream[:-1])
-        size += samples * (inputs[0].numel() * inputs.element_size() + stream[0].train.targets.element_size())
+        size += samples * (inputs[0].nbytes + stream[0].train.targets.element_size())
     return samples, size

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from engram.common.errors import InputError, shortened
+from engram.common.errors import InputError
 from engram.common.registry import PENALTIES
 from engram.config.settings import SETTINGS, Config, names_of
 from engram.data.batches import batches_of, move_streams
-from engram.data.samples import Dataset
+from engram.data.samples import Dataset, Stream
 from engram.data.scenarios import arrange
-from engram.data.streams import Stream
 from engram.engine.build import (
     Custom,
     build_model,
@@ -208,8 +207,6 @@ def plan_stacks(configs: Mapping[str, Config], limit: int | None) -> list[StackP
 
     Configs that take the same steps share a stack. Where one is too large its trials are divided, then its configs.
     """
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise InputError(f"a stack has at least one model, not {shortened(limit)}")
     plans = []
     for group in group_by(SAME_STEPS, configs):
         labels, config = tuple(group), next(iter(group.values()))

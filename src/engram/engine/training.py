@@ -1,4 +1,4 @@
-"""Train configs to the end of their streams: the one function behind `run`, `sweep` and `reproduce`."""
+"""Train configs to the end of their streams: the one way of `engram.run`, `run`, `sweep` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -51,18 +51,10 @@ class Runtime:
         return self.engine.environment(self.device)
 
 
-def train(
-    configs: Mapping[str, Config],
-    source: Source,
-    runtime: Runtime,
-    *,
-    custom: Custom = NOTHING_CUSTOM,
-    checkpoints: Path | None = None,
-    seconds_between: float = SECONDS_BETWEEN,
-    report: Report = no_report,
-    stop_asked: StopAsked = never_stop,
-) -> Outcomes:
-    """Train every config in all its trials, as many models together as fit into memory.
+class Training:
+    """Every config in all its trials, as many models together as fit into memory.
+
+    Everything is checked and built before anything is trained, so that bad input leaves no trace.
 
     Args:
         configs: the settings, by label. They must agree on the benchmark and the dataset. Those that agree on all
@@ -70,29 +62,12 @@ def train(
         source: the datasets or the stream.
         runtime: where and how to compute.
         custom: functions that make parts of the models, in place of what the configs name.
-        checkpoints: a folder for checkpoints, whose parent exists. If it holds any, training resumes from them.
-        seconds_between: the time between two checkpoints.
-        report: called with a `Progress` several times an epoch, after each task, and with notes.
-        stop_asked: asked often; when it returns True, everything is saved and `Stopped` is raised.
-
-    Returns:
-        The outcome of each trial, by label and trial.
 
     Example:
-        >>> outcomes = train({"mine": config}, Source((dataset,)), Runtime("cpu"))
+        >>> training = Training({"mine": config}, Source((dataset,)), Runtime("cpu"))  # raises InputError
+        >>> outcomes = training.run(folder / "checkpoints")
         >>> len(outcomes["mine", 0].rows[-1])  # accuracy on each task after the last one
         2
-    """
-    training = Training(configs, source, runtime, custom)
-    return training.run(checkpoints, seconds_between, report, stop_asked)
-
-
-class Training:
-    """What `train` does, in two steps: everything is checked and built first, so that bad input leaves no trace.
-
-    Example:
-        >>> training = Training(configs, source, Runtime())  # raises InputError, before any folder is made
-        >>> outcomes = training.run(folder / "checkpoints")
     """
 
     def __init__(
@@ -116,7 +91,17 @@ class Training:
         report: Report = no_report,
         stop_asked: StopAsked = never_stop,
     ) -> Outcomes:
-        """Train to the end, from the checkpoints if there are any; the arguments are those of `train`."""
+        """Train to the end.
+
+        Args:
+            checkpoints: a folder for checkpoints, whose parent exists. If it holds any, training resumes from them.
+            seconds_between: the time between two checkpoints.
+            report: called with a `Progress` several times an epoch, after each task, and with notes.
+            stop_asked: asked often; when it returns True, everything is saved and `Stopped` is raised.
+
+        Returns:
+            The outcome of each trial, by label and trial.
+        """
         folder = None if checkpoints is None else CheckpointFolder(checkpoints, seconds_between)
         if folder is not None:
             folder.make()

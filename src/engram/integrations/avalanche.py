@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from engram.common.errors import InputError, check_choice
 from engram.data.batches import read_inputs
-from engram.data.samples import Samples
-from engram.data.streams import Stream
+from engram.data.samples import Samples, Stream
 from engram.nn.classes import mask_logits
 from engram.nn.dhp import DHPSoftmax
 from engram.nn.modules import slow_parameters

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engram import __version__
 from engram.common.errors import SHOWN, InputError, printable, reason, shortened
-from engram.common.tensor_file import bytes_of, read_tensors, write_tensors
+from engram.common.tensor_file import bytes_of, read_tensors, tensors_under, write_tensors
 from engram.nn.baselines import MatchedSoftmax
 from engram.nn.distributed import bare
 from engram.penalties import Penalty
@@ -84,7 +84,7 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
         raise InputError(f"{path} is not a model of Engram, or is damaged ({reason(error)})") from error
     if header["format"] == 1:
         tensors, tied, modules = _from_format_1(model, tensors, tied, modules)
-    state = _part(tensors, "model.")
+    state = tensors_under(tensors, "model.")
     _check_model(path, own := _state(model), state, tied)
     _check_modules(path, _module_settings(model), modules)
     if penalty is not None:
@@ -94,7 +94,7 @@ def load_model(path: str | Path, model: nn.Module, penalty: Penalty | None = Non
         _load_state(path, model, {name: state[tied.get(name, name)] for name in own})
         if penalty is not None:
             try:
-                penalty.load_state_dict(_part(tensors, "penalty."))  # all or nothing
+                penalty.load_state_dict(tensors_under(tensors, "penalty."))  # all or nothing
             except InputError as error:
                 raise InputError(f"{path} does not fit this penalty: {error}") from error
     return about
@@ -195,10 +195,6 @@ def _tied(state: Mapping[str, Tensor]) -> dict[str, str]:
     for name, tensor in state.items():
         first.setdefault(id(tensor), name)
     return {name: first[id(tensor)] for name, tensor in state.items() if first[id(tensor)] != name}
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _check_model(path: Path, own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:

@@ -137,19 +137,6 @@ def read_nearest_mean(mean: Tensor) -> Reading:
     return 2 * mean, -mean.square().sum(dim=-1)
 
 
-def read_cosine(mean: Tensor, temperature: float) -> Reading:
-    """The cosine to each class's mean, divided by a temperature; ψ is normalised by whoever uses it.
-
-    Args:
-        mean: μ (C, k).
-        temperature: T > 0.
-
-    Example:
-        >>> weight, bias = read_cosine(mean, temperature=0.1)
-    """
-    return normalise(mean) / temperature, mean.new_zeros(mean.shape[:-1])
-
-
 def read_lda(mean: Tensor, covariance: Tensor, shrinkage: float | Tensor) -> Reading:
     """Linear discriminant analysis:  z_c = μ_cᵀ Λ ψ − ½ μ_cᵀ Λ μ_c,  Λ = ((1 − ε) Σ + ε (tr Σ / k) I)⁻¹.
 

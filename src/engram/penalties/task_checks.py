@@ -83,15 +83,15 @@ def warn_of_misuse(
         )
 
 
-def check_logits(outputs: Tensor, fewest: int = 2) -> None:
+def check_logits(outputs: Tensor, fewest: int) -> None:
     """Refuse outputs without a row of at least two logits for each sample: a single one has the probability 1.
 
     Args:
         outputs: of a model.
-        fewest: 1 for a head that may get more classes.
+        fewest: 2, or 1 for a head that may get more classes.
 
     Example:
-        >>> check_logits(torch.ones(4, 2))
+        >>> check_logits(torch.ones(4, 2), fewest=2)
     """
     if outputs.ndim > 2:
         raise InputError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from engram.common.registry import REHEARSALS
+from engram.common.tensor_file import tensors_under
 from engram.rehearsal.rehearsal import (
     Batch,
     Draws,
@@ -19,7 +20,6 @@ from engram.rehearsal.rehearsal import (
     Rehearsal,
     Shapes,
     State,
-    group_of,
     masked,
     mean_distillation,
     snapshot,
@@ -151,7 +151,7 @@ class GenerativeReplay(Rehearsal):
             loss, logits = super().loss(model, still, state, batch, random, moment)
             return loss + learned, logits
         with torch.no_grad():
-            before = group_of(state, "teacher.generator.")
+            before = tensors_under(state, "teacher.generator.")
             inputs = functional_call(still.get_submodule("generator"), before, (normal["decode"],))
         teacher = teacher_logits(still, state, inputs)
         known = torch.stack([then for _, then in moment.groups]).any(dim=0)

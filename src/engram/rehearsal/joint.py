@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engram.common.registry import REHEARSALS
+from engram.common.tensor_file import tensors_under
 from engram.rehearsal.rehearsal import (
     Batch,
     Draws,
@@ -16,7 +17,6 @@ from engram.rehearsal.rehearsal import (
     Moment,
     Rehearsal,
     State,
-    group_of,
     masked,
     snapshot,
     tensors_of,
@@ -63,4 +63,4 @@ class Joint(Rehearsal):
 
     def memory(self, state: State) -> Memory:
         """The initial weights; the samples of all tasks are the stream's own, and counted by the engine."""
-        return Memory(0, sum(tensor.numel() * tensor.element_size() for tensor in group_of(state, "initial.").values()))
+        return Memory(0, sum(tensor.nbytes for tensor in tensors_under(state, "initial.").values()))

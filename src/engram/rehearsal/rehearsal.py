@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from engram.common.tensor_file import tensors_under
+
 State = dict[str, Tensor]
 Draws = Mapping[str, Tensor]  # uniform numbers in [0, 1), float64
 Shapes = dict[str, tuple[int, ...]]
@@ -214,7 +216,7 @@ class Rehearsal:
         Args:
             state: what is remembered.
         """
-        return Memory(0, sum(tensor.numel() * tensor.element_size() for tensor in state.values()))
+        return Memory(0, sum(tensor.nbytes for tensor in state.values()))
 
     def share(self, n: int) -> float:
         """w, the share of the rehearsed part: by default all tasks have the same,  w = 1 − 1/(n + 1).
@@ -278,12 +280,7 @@ def tensors_of(model: nn.Module) -> State:
     return {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
-def group_of(state: State, prefix: str = "teacher.") -> State:
-    """The tensors of a model that `snapshot` put into a state."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-
 def teacher_logits(still: nn.Module, state: State, inputs: Tensor) -> Tensor:
     """The logits (B, C) of the model of the time of the snapshot."""
     with torch.no_grad():
-        return functional_call(still, group_of(state), (inputs,))
+        return functional_call(still, tensors_under(state, "teacher."), (inputs,))

@@ -90,7 +90,7 @@ def memory_of(state: State) -> Memory:
     """The samples that a reservoir can hold, and their bytes."""
     size = len(state["tasks"]) - 1
     rows = [tensor for tensor in state.values() if tensor.ndim and len(tensor) == size + 1]
-    return Memory(size, sum(tensor[:-1].numel() * tensor.element_size() for tensor in rows))
+    return Memory(size, sum(tensor[:-1].nbytes for tensor in rows))
 
 
 def rows_of(batch: Batch, n: int) -> dict[str, Tensor]:

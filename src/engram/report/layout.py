@@ -1,18 +1,22 @@
-"""A table of text, as Markdown, CSV or plain text; values and labels as text; and what a run says of itself."""
+"""A table of text, as Markdown, CSV, HTML or plain text; values and labels as text; and what a run says of itself."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from html import escape
 from typing import Any
 
 from rich.cells import cell_len
 
 MOST_NAMED = 8  # labels in one sentence
+MANY_COLUMNS = 9  # tables with more are printed in smaller type
+NUMBERS = re.compile(r"[-+−–±.,%/\[\]\d\s]+")
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from engram.report.html.page import table  # late: pages are made of tables
-
-        return table(self)
+        return self.to_html()
 
     def to_markdown(self) -> str:
         """The title in bold, the table, and a paragraph for each note."""
@@ -52,6 +54,26 @@ class Table:
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue()
 
+    def to_html(self, kind: str = "") -> str:
+        """The title, the table and a list of the notes, with all text escaped.
+
+        Args:
+            kind: the class of the table in a page; by default "dense" where there are many columns.
+        """
+        kind = kind or ("dense" if len(self.columns) > MANY_COLUMNS else "")
+        title, named = escape(self.title), f' class="{escape(kind)}"' if kind else ""
+        head = "".join(f'<th scope="col">{escape(column)}</th>' for column in self.columns)
+        rows = "".join(
+            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{_in_html(cell)}</td>" for cell in row[1:])}</tr>'
+            for row in self.rows
+        )
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        return (
+            f'<p class="title">{title}</p><div class="scroll" role="region" tabindex="0" aria-label="{title}">'
+            f"<table{named}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            + (f'<ul class="notes">{notes}</ul>' if notes else "")
+        )
+
     def to_text(self) -> str:
         """Plain text: much faster than a table of the terminal where there are ten thousand rows."""
         padded = []
@@ -63,6 +85,11 @@ class Table:
             padded.append([column[0], "─" * width, *column[1:]])
         lines = ("  ".join(line).rstrip() for line in zip(*padded, strict=True))
         return "\n".join([self.title, *lines, *self.notes]) + "\n"
+
+
+def _in_html(cell: str) -> str:
+    """A number's minus is as wide as its plus, so that columns of them stay even."""
+    return escape(cell.replace("-", "−") if NUMBERS.fullmatch(cell) else cell)
 
 
 def number(value: float, digits: int) -> str:

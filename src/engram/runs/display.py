@@ -19,7 +19,6 @@ from rich.text import Text
 
 from engram.common.errors import printable
 from engram.config.settings import Config
-from engram.runs.result import Divergence
 
 if TYPE_CHECKING:
     from engram.engine.learner import Progress as RunProgress
@@ -84,9 +83,9 @@ class ProgressLines:
     def warnings(self, progress: RunProgress) -> list[str]:
         """The note, and trials that diverged."""
         lines = []
-        for (label, trial), outcome in progress.outcomes.items():
+        for (label, _), outcome in progress.outcomes.items():
             if outcome.diverged is not None:
-                lines.append(f"{label}, {Divergence(trial, *outcome.diverged.facts)}")
+                lines.append(f"{label}, {outcome.diverged}")
         notes = [progress.note] if progress.note and progress.note not in self.notes else []
         self.notes.update(notes)
         return [*notes, *self._new(lines)]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from engram.common.errors import InputError, shortened
 from engram.config.settings import Config
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine import Engine, InProcess
 from engram.engine.build import Custom, load_datasets
-from engram.engine.learner import Report, no_report
+from engram.engine.learner import Key, Outcome, Report, no_report
 from engram.engine.stacks import Source
-from engram.engine.training import Runtime, check_learned, check_together, train
+from engram.engine.training import Runtime, Training, check_learned, check_together
 from engram.penalties import Penalty
 from engram.runs.display import shown
-from engram.runs.result import Result, label_configs, results_of
+from engram.runs.result import Result, label_configs
 
 
 def run(
@@ -144,9 +146,38 @@ def run_many(
         }
         source, provenance = Source(stream=stream), [stream.provenance()]
     with shown(labelled, progress, report) as watching:
-        outcomes = train(labelled, source, runtime, custom=custom, report=watching)
+        outcomes = Training(labelled, source, runtime, custom).run(report=watching)
     check_learned(outcomes)
     return list(results_of(labelled, outcomes, provenance).values())
+
+
+def results_of(
+    configs: Mapping[str, Config], outcomes: Mapping[Key, Outcome], data: list[dict[str, Any]]
+) -> dict[str, Result]:
+    """The result of each label, from the trials that have started, in the order of their numbers."""
+    by_label: dict[str, dict[int, Outcome]] = {label: {} for label in configs}
+    for label, trial in sorted(outcomes, key=lambda key: key[1]):
+        if outcomes[label, trial].untrained:  # else it has not been evaluated even once
+            by_label[label][trial] = outcomes[label, trial]
+    return {label: _result_of(config, by_label[label], data) for label, config in configs.items()}
+
+
+def _result_of(config: Config, outcomes: Mapping[int, Outcome], data: list[dict[str, Any]]) -> Result:
+    num_tasks = config.num_tasks
+    accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
+    for k, outcome in enumerate(outcomes.values()):
+        for i, row in enumerate(outcome.rows):
+            accuracy[k, i, : len(row)] = row
+    return Result(
+        config=config,
+        trials=tuple(outcomes),
+        accuracy=accuracy,
+        untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
+        dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
+        diverged=[outcome.diverged for outcome in outcomes.values() if outcome.diverged is not None],
+        data=data,
+        kept=next((outcome.kept for outcome in outcomes.values()), None),
+    )
 
 
 def _check_stream(configs: Sequence[Config], needed: bool) -> None:

@@ -8,17 +8,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engram.common.errors import InputError
 from engram.common.files import replacement
-from engram.config.settings import SETTINGS, check_name
+from engram.config.settings import SETTINGS
 from engram.runs.result import Result
 from engram.runs.run import read_run
 from engram.runs.store import Report, Row
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 NAMED: dict[str, type] = {"run": str, "kind": str, "label": str, "state": str, "started": str}
 MEASURED: dict[str, type] = {"average_accuracy": float, "bwt": float, "forgetting": float, "forward_transfer": float}
@@ -70,33 +67,6 @@ def export(
     return table.written, table.without_results
 
 
-def frame_of(result: Result, matrix: bool = False, settings: Sequence[str] = ()) -> DataFrame:
-    """A result as a pandas DataFrame.
-
-    Args:
-        result: any.
-        matrix: as in `export`.
-        settings: settings that are columns in front.
-
-    Example:
-        >>> frame_of(result, settings=("method", "strength"))
-    """
-    for name in settings:
-        check_name(name)
-    try:
-        from pandas import DataFrame  # late: it is an extra
-    except ImportError as error:
-        raise InputError("pandas is not installed: pip install 'engram-cl[pandas]'") from error
-    names = [*settings, "trial", *(IN_MATRIX if matrix else ("diverged", *(n for n in MEASURED if n != "diverged")))]
-    found = [
-        {name: getattr(result.config, name) for name in settings} | cells
-        for cells in (_matrices(result) if matrix else _trials(result))
-    ]
-    frame = DataFrame(found, columns=names)
-    measured = [name for name in names if MEASURED.get(name, IN_MATRIX.get(name)) is float]
-    return frame.astype(dict.fromkeys(measured, float))  # a column of None alone would hold objects
-
-
 class _Rows:
     """The rows of an export, made one after the other; afterwards it knows how many there were."""
 
@@ -126,31 +96,15 @@ class _Rows:
                 self.without_results += 1
                 continue
             named = {column: row[column] for column in NAMED} | {"state": run.state(row["label"])}
-            for cells in _matrices(result) if self.matrix else _trials(result):
+            for cells in _cells(result, self.matrix):
                 yield {**named, **result.config.to_dict(), **cells}
 
 
-def _trials(result: Result) -> Iterator[Row]:
-    diverged = {divergence.trial for divergence in result.diverged}
-    measured = {
-        "average_accuracy": result.average_accuracy[:, -1],
-        "bwt": result.bwt,
-        "forgetting": result.forgetting,
-        "forward_transfer": result.forward_transfer,
-        "first_task": result.first_task[:, -1],
-        "last_task": result.latest_task[:, -1],
-    }
-    for k, trial in enumerate(result.trials):
-        cells = {name: float(values[k]) if math.isfinite(values[k]) else None for name, values in measured.items()}
-        yield {"trial": trial, "diverged": trial in diverged, **cells}
-
-
-def _matrices(result: Result) -> Iterator[Row]:
-    for trial, untrained, matrix in zip(result.trials, result.untrained, result.accuracy, strict=True):
-        for after, row in enumerate((untrained, *matrix)):
-            for task, accuracy in enumerate(row, start=1):
-                if math.isfinite(accuracy):
-                    yield {"trial": trial, "after": after, "task": task, "accuracy": float(accuracy)}
+def _cells(result: Result, matrix: bool) -> Iterator[Row]:
+    """The rows of one result, with None where nothing was measured."""
+    columns = result.columns(matrix)
+    for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+        yield {name: value if math.isfinite(value) else None for name, value in zip(columns, values, strict=True)}
 
 
 def in_csv(value: Any) -> Any:

@@ -13,18 +13,18 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engram.common.errors import DivergedError, InputError, reason, shortened
+from engram.common.errors import Divergence, InputError, reason, shortened
 from engram.common.files import read_json, read_text, write_atomically
 from engram.common.registry import BENCHMARKS, HEADS
 from engram.config.methods import CUSTOM, known_methods
 from engram.config.settings import Config, as_setting, from_dict
-from engram.runs.result import DYNAMICS, MEAN, Divergence, Result
+from engram.runs.result import DYNAMICS, MEAN, Result
 
 # The format of every file of a run, a sweep and a reproduction. Raise it when older readers would misread them, and
 # convert the published results/: older formats are not read.
@@ -153,7 +153,7 @@ def write_results(folder: Path, results: Mapping[str, Result], dynamics: bool = 
             "trials": list(result.trials),
             "accuracy": _without_nan(result.accuracy),
             "untrained": _without_nan(result.untrained),
-            "diverged": [_entry_of(divergence) for divergence in result.diverged],
+            "diverged": [divergence.to_dict() for divergence in result.diverged],
         }
         if result.kept is not None:
             entry["kept"] = result.kept
@@ -170,7 +170,7 @@ def _without_nan(values: np.ndarray) -> list[Any]:
 
 
 def read_results(
-    folder: Path, configs: Mapping[str, Config], data: list[dict[str, Any]], dynamics: bool = True
+    folder: Path, configs: Mapping[str, Config], data: list[dict[str, Any]], dynamics: bool
 ) -> tuple[dict[str, Result], dict[str, str]]:
     """The results of the labels that have any, in the order of the run, and a sentence for each that is damaged."""
     path = folder / RESULTS
@@ -264,14 +264,10 @@ def fractions(value: Any) -> np.ndarray:
     return found
 
 
-def _entry_of(divergence: Divergence) -> dict[str, Any]:
-    return {name: value for name, value in asdict(divergence).items() if value is not None}
-
-
 def divergence_of(entry: Any) -> Divergence:
-    if {*entry, "why"} != {"trial", "task", "step", "why"} or type(entry["trial"]) is not int:
+    if {*entry, "why"} != {"trial", "task", "step", "why"}:
         raise ValueError("a divergence has a trial, a task and a step")
-    return Divergence(entry["trial"], *DivergedError.of(entry["task"], entry["step"], entry.get("why")).facts)
+    return Divergence.of(**entry)
 
 
 def provenance_of(record: Any) -> dict[str, Any]:

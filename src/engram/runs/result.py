@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engram.common.errors import InputError
-from engram.config.settings import Config
+from engram.common.errors import Divergence, InputError
+from engram.config.settings import Config, check_name
 from engram.runs import metrics
 from engram.runs.metrics import Array
 
@@ -20,36 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from engram.engine.learner import Outcome
-
 MEAN = -1  # the trial of dynamics that are means over trials
 DYNAMICS = ("trial", "task", "epoch", "step", "loss", "eta", "hebb_norm", "alpha_norm")
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where a trial's loss became NaN or infinite, or where it failed for another reason.
-
-    Args:
-        trial: its number. This and the others are counted from 0.
-        task: in which task.
-        step: in which step of the task.
-        why: a sentence about the other reason.
-
-    Example:
-        >>> print(Divergence(trial=0, task=1, step=99))
-        trial 1 diverged in task 2, step 100: its loss became NaN or infinite
-    """
-
-    trial: int
-    task: int
-    step: int
-    why: str | None = None
-
-    def __str__(self) -> str:
-        what = "diverged" if self.why is None else "failed"
-        where = f"in task {self.task + 1}, step {self.step + 1}"
-        return f"trial {self.trial + 1} {what} {where}: {self.why or 'its loss became NaN or infinite'}"
 
 
 @dataclass(frozen=True)
@@ -207,9 +179,40 @@ class Result:
             >>> list(frame.columns[:4])
             ['method', 'trial', 'diverged', 'average_accuracy']
         """
-        from engram.runs.export import frame_of  # late: it reads runs, which are made of results
+        for name in settings:
+            check_name(name)
+        try:
+            from pandas import DataFrame  # late: it is an extra
+        except ImportError as error:
+            raise InputError("pandas is not installed: pip install 'engram-cl[pandas]'") from error
+        columns = self.columns(matrix)
+        return DataFrame({name: [getattr(self.config, name)] * len(columns["trial"]) for name in settings} | columns)
 
-        return frame_of(self, matrix, settings)
+    def columns(self, matrix: bool = False) -> dict[str, np.ndarray]:
+        """The numbers by column, as in `to_frame`, for which pandas is not needed.
+
+        Args:
+            matrix: as in `to_frame`.
+
+        Example:
+            >>> result.columns()["trial"].tolist()
+            [0, 1]
+        """
+        trials = np.array(self.trials, dtype=int)
+        if matrix:
+            table = np.concatenate([self.untrained[:, None], self.accuracy], axis=1)  # (trials, 1 + tasks, tasks)
+            k, after, task = np.nonzero(np.isfinite(table))
+            return {"trial": trials[k], "after": after, "task": task + 1, "accuracy": table[k, after, task]}
+        return {
+            "trial": trials,
+            "diverged": np.isin(trials, [divergence.trial for divergence in self.diverged]),
+            "average_accuracy": self.average_accuracy[:, -1],
+            "bwt": self.bwt,
+            "forgetting": self.forgetting,
+            "forward_transfer": self.forward_transfer,
+            "first_task": self.first_task[:, -1],
+            "last_task": self.latest_task[:, -1],
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the result into a new or empty folder, as a run with one label, its method.
@@ -262,36 +265,3 @@ def label_configs(configs: Sequence[Config]) -> dict[str, Config]:
 def label_results(results: Sequence[Result]) -> dict[str, Result]:
     """Results by label, as `label_configs` names their configs."""
     return dict(zip(label_configs([result.config for result in results]), results, strict=True))
-
-
-def results_of(
-    configs: Mapping[str, Config], outcomes: Mapping[tuple[str, int], Outcome], data: list[dict[str, Any]]
-) -> dict[str, Result]:
-    """The result of each label, from the trials that have started, in the order of their numbers."""
-    by_label: dict[str, dict[int, Outcome]] = {label: {} for label in configs}
-    for label, trial in sorted(outcomes, key=lambda key: key[1]):
-        if outcomes[label, trial].untrained:  # else it has not been evaluated even once
-            by_label[label][trial] = outcomes[label, trial]
-    return {label: _result_of(config, by_label[label], data) for label, config in configs.items()}
-
-
-def _result_of(config: Config, outcomes: Mapping[int, Outcome], data: list[dict[str, Any]]) -> Result:
-    num_tasks = config.num_tasks
-    accuracy = np.full((len(outcomes), num_tasks, num_tasks), np.nan)
-    for k, outcome in enumerate(outcomes.values()):
-        for i, row in enumerate(outcome.rows):
-            accuracy[k, i, : len(row)] = row
-    return Result(
-        config=config,
-        trials=tuple(outcomes),
-        accuracy=accuracy,
-        untrained=np.array([outcome.untrained for outcome in outcomes.values()]).reshape(-1, num_tasks),
-        dynamics=[dict(vars(record)) for outcome in outcomes.values() for record in outcome.records],
-        diverged=[
-            Divergence(trial, *outcome.diverged.facts)
-            for trial, outcome in outcomes.items()
-            if outcome.diverged is not None
-        ],
-        data=data,
-        kept=next((outcome.kept for outcome in outcomes.values()), None),
-    )

@@ -93,6 +93,17 @@ def has_started(path: Path) -> bool:
         return False
 
 
+def check_started(path: Path) -> None:
+    """Refuse a folder that does not hold a run, and say what it is."""
+    if has_started(path):
+        return
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}")
+    if not (path / RUN).exists():
+        raise InputError(f"{path} does not hold a run: it has no {RUN}")
+    raise InputError(f"the run in {path} was stopped before it started: start it again")
+
+
 def has_finished(path: Path) -> bool:
     """Whether a folder holds a run or a sweep that says that it is finished."""
     file = next((path / name for name in (SWEEP, RUN) if (path / name).exists()), None)
@@ -103,12 +114,7 @@ def has_finished(path: Path) -> bool:
 
 
 def _read_one(path: Path, dynamics: bool) -> Run:
-    if not has_started(path):
-        if not path.is_dir():
-            raise InputError(f"there is no folder {path}")
-        if not (path / RUN).exists():
-            raise InputError(f"{path} does not hold a run: it has no {RUN}")
-        raise InputError(f"the run in {path} was stopped before it started: start it again")
+    check_started(path)
     configs, about = read_description(path)
     results, problems = read_results(path, configs, about["data"], dynamics)
     if about.get("finished"):

@@ -19,11 +19,12 @@ from engram.engine.loop import RECORDS_PER_EPOCH
 from engram.engine.stacks import Source, digest
 from engram.engine.training import Runtime, Training, check_learned, check_together
 from engram.runs.display import ProgressLines
+from engram.runs.experiment import results_of
 from engram.runs.folder import LOG, RunFolder, changes_since, check_unclaimed, claimed, logged_lines, now, versions
 from engram.runs.format import DAMAGE, RUN, check_size, read_description
 from engram.runs.log import check_log
-from engram.runs.result import Result, results_of
-from engram.runs.run import Run, has_started, read_run
+from engram.runs.result import Result
+from engram.runs.run import Run, check_started, has_started, read_run
 from engram.runs.servers import start_log
 
 CHECKPOINTS = "checkpoints"
@@ -228,12 +229,7 @@ def read_finished(path: Path) -> Run:
 
 def read_unfinished(path: Path) -> tuple[dict[str, Config], dict[str, Any]]:
     """The configs and the description of a run that can be resumed."""
-    if not path.is_dir():
-        raise InputError(f"there is no folder {path}")
-    if not (path / RUN).exists():
-        raise InputError(f"{path} does not hold a run: it has no {RUN}")
-    if not has_started(path):
-        raise InputError(f"the run in {path} was stopped before it started: start it again")
+    check_started(path)
     configs, about = read_description(path)
     if about.get("finished"):
         CheckpointFolder(path / CHECKPOINTS).remove()  # left by a process that was killed at the very end

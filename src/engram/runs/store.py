@@ -17,7 +17,7 @@ from engram.config.methods import CUSTOM, all_datasets, known_methods
 from engram.config.presets import form_of_head, parse_setting
 from engram.config.settings import SETTINGS, as_setting, check_name
 from engram.runs import metrics
-from engram.runs.run import STATES, SWEEP, Run, find_runs, read_run
+from engram.runs.run import STATES, SWEEP, Run, find_runs, has_started, read_run
 
 Row = dict[str, Any]
 Report = Callable[[int, int], None]  # how many of how many runs have been read
@@ -84,9 +84,8 @@ def rows_of(path: Path, name: str) -> list[Row]:
     try:
         run = read_run(path, dynamics=False)
     except (OSError, InputError) as error:
-        started = (path / "run.json").exists() and (path / "run.json").stat().st_size > 0
         row = dict.fromkeys((*COLUMNS, *SETTINGS))
-        state = "damaged" if started or kind == "sweep" else "unfinished"
+        state = "damaged" if kind == "sweep" or has_started(path) else "unfinished"
         return [row | {"run": name, "label": "", "kind": kind, "state": state, "done": 0, "problem": _line(error)}]
     of_run = {"run": name, "kind": kind, "started": _in_utc(run.about.get("started"))}
     return [_row(run, label, of_run) for label in run.configs]

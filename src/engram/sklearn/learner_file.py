@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engram.common.tensor_file import tensors_under
 from engram.config.methods import CUSTOM
 from engram.config.settings import Config, from_dict
 from engram.engine.build import build_model
@@ -46,11 +47,11 @@ def restored_network(
 ) -> ContinualLearner:
     """A network from what a file holds."""
     config = from_dict(_current_names(header["config"]))
-    _check_shapes(config, num_features, num_classes, part(tensors, "model."))
+    _check_shapes(config, num_features, num_classes, tensors_under(tensors, "model."))
     masked, size = of_type(bool, "masked", header["masked"]), of_type(int, "memory", header["memory"][0])
     learner = ContinualLearner(config, num_features, num_classes, device, masked, size)
-    learner.model.load_state_dict(part(tensors, "model."))
-    learner.penalty.load_state_dict(part(tensors, "penalty."))
+    learner.model.load_state_dict(tensors_under(tensors, "model."))
+    learner.penalty.load_state_dict(tensors_under(tensors, "penalty."))
     learner.model.eval()
     if "counts" in tensors:  # not in formats 1 and 2
         learner.counts = numbers_of(tensors, "counts", (num_classes,))
@@ -74,7 +75,7 @@ def _check_shapes(config: Config, num_features: int, num_classes: int, tensors: 
 
 def refill(learner: ContinualLearner, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """The samples of the current task that a network stores, once it has its classes."""
-    memory, tensors = learner.memory, part(tensors, "memory.")
+    memory, tensors = learner.memory, tensors_under(tensors, "memory.")
     _, num_tasks, num_seen = (of_type(int, "memory", number) for number in header["memory"])
     if learner.memory_size < 1 or num_tasks < 1 or num_seen < 0 or bool(num_seen) != bool(tensors):
         raise ValueError(f"its memory of {learner.memory_size} has seen {num_seen} samples in {num_tasks} tasks")
@@ -128,7 +129,7 @@ def restored_memory(
         raise ValueError("it has means of a class or a task that it does not have")
     width = _width(header, num_features)
     shapes = {"count": (len(clouds),), "total": (len(clouds), width)}
-    arrays = _arrays(part(tensors, "sums."), shapes, width, num_features)
+    arrays = _arrays(tensors_under(tensors, "sums."), shapes, width, num_features)
     if not (arrays["count"] > 0).all():
         raise ValueError("it has means of no samples")
     shrinkage = of_type(float, "shrinkage", header["shrinkage"])
@@ -227,8 +228,3 @@ def of_type(types: type | tuple[type, ...], name: str, value: Any) -> Any:
     if type(value) not in (types if isinstance(types, tuple) else (types,)):
         raise TypeError(f"its {name} cannot be of the type {type(value).__name__}")
     return value
-
-
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.data.batches import Piece, read_inputs
+from engram.data.samples import Task
 from engram.data.scenarios import candidates
-from engram.data.streams import Task
 from engram.engine.cpu.descent import Descent, descent_of
 from engram.engine.cpu.fused import why_not_fused
 from engram.engine.cpu.pixels import read_chosen

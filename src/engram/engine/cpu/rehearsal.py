@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engram.data.batches import num_batches
-from engram.data.streams import Stream
+from engram.data.samples import Stream
 from engram.engine.learner import Learner
 from engram.engine.rehearsal import WholeStream, begin_task, draw, end_task, moment_in
 from engram.engine.weight_step import prepare_state

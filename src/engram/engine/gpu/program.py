@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engram.common.errors import InputError
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs, read_many
+from engram.data.samples import Task
 from engram.data.scenarios import candidates
-from engram.data.streams import Task
 from engram.engine.gpu.heads import BATCHES_KEPT
 from engram.engine.gpu.rehearsal import RehearsalSection
 from engram.engine.gpu.section import Section

@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from engram.common.errors import InputError
 from engram.data.batches import LONGEST_PIECE, Piece, read_inputs
-from engram.data.streams import Task
+from engram.data.samples import Task
 from engram.engine.cpu.rehearsal import RehearsalDescent
 from engram.engine.gpu.layers import gradient_of
 from engram.engine.gpu.section import Called, Section

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from engram.common.tensor_file import tensors_under
 from engram.engine.gpu.heads import LateMoment, are_mixed, as_plastic, is_movable, writes_sums
 from engram.engine.gpu.layers import Products, cross_entropy, gradient_of, prepare
 from engram.engine.gpu.rows import Rows, Step, steps_of, take_step
@@ -181,7 +182,7 @@ class Section:
         """What the layer of this name adds to its slow weights, in each of these models: (models, *shape)."""
         layer = self.still.get_submodule(name)
         tensors = {**self.rows.parameters, **self.rows.buffers}
-        own = {n.removeprefix(f"{name}."): t.detach()[models] for n, t in tensors.items() if n.startswith(f"{name}.")}
+        own = {n: tensor.detach()[models] for n, tensor in tensors_under(tensors, f"{name}.").items()}
         if type(layer) is DHPSoftmax:  # elementwise, so it needs no mapping
             return layer.fast_part_of(own["alpha"], own["hebb"])
 

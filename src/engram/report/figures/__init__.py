@@ -27,7 +27,6 @@ __all__ = [
     "accuracy_matrices",
     "differences",
     "draw",
-    "draw_all",
     "draw_one",
     "draw_run",
     "draw_sweep",
@@ -108,22 +107,6 @@ def draw_run(run: Run) -> list[Drawing]:
     every = [each for own in tried.values() for each in own if each.scores]
     best = {method: ranking(own)[0] for method, own in tried.items()}
     return [*([draw_sweep(every, best, run.finished)] if every else []), *draw(best_results(run))]
-
-
-def draw_all(results: Mapping[str, Result], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw every figure of a run into a folder.
-
-    Args:
-        results: the Results of one run, by label.
-        folder: where the files go; it is made if it is not there.
-        formats: some of "png", "pdf" and "csv".
-
-    Returns the paths.
-
-    Example:
-        draw_all(read_run("runs/demo").results, Path("figures"), ["png"])
-    """
-    return save_drawings(draw(results), folder, formats)
 
 
 def write_figures(

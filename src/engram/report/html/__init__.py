@@ -9,22 +9,7 @@ from engram.common.files import remove_unfinished, write_atomically
 from engram.report.html.run_page import run_page, runs_page
 from engram.runs.run import open_runs
 
-__all__ = ["make_page", "run_page", "runs_page", "write_page", "write_report"]
-
-
-def write_report(path: str | Path, out: str | Path | None = None) -> Path:
-    """Write one self-contained page of a run, a sweep or a folder of runs.
-
-    Args:
-        path: the folder.
-        out: where the page goes; by default `report.html` in the folder.
-
-    Returns the path of the page.
-
-    Example:
-        write_report("runs/demo")
-    """
-    return write_page(make_page(path), out if out is not None else Path(path) / "report.html")
+__all__ = ["make_page", "run_page", "runs_page", "write_page"]
 
 
 def make_page(path: str | Path, unreadable: dict[str, str] | None = None) -> str:

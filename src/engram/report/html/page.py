@@ -1,4 +1,7 @@
-"""Pages: the blocks that they are made of, and the frame around them. All text is escaped here, and nowhere else."""
+"""Pages: the blocks that they are made of, and the frame around them.
+
+All text is escaped here, that of tables by `Table.to_html`, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,6 @@ from engram.report.layout import Table
 
 Html = NewType("Html", str)  # markup that is safe to put into a page
 
-MANY_COLUMNS = 9  # tables with more are printed in smaller type
-NUMBERS = re.compile(r"[-+−–±.,%/\[\]\d\s]+")
 # Nothing may be fetched and nothing may run, no matter what a result folder holds.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # not allowed in a page, but possible in a file
@@ -170,19 +171,7 @@ def notice(title: str, sentences: Sequence[str], kind: str = "missing") -> Html:
 
 def table(content: Table, kind: str = "") -> Html:
     """A table with its notes; on a narrow screen it scrolls by itself. The kind "words" breaks lines instead."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in content.columns)
-    rows = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{_cell(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in content.rows
-    )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in content.notes)
-    return Html(
-        f'<p class="title">{escape(content.title)}</p>'
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(content.title)}">'
-        f"<table{_class(kind or ('dense' if len(content.columns) > MANY_COLUMNS else ''))}>"
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        + (f'<ul class="notes">{notes}</ul>' if notes else "")
-    )
+    return Html(content.to_html(kind))
 
 
 def figure(drawing: Drawing, prefix: str) -> Html:
@@ -218,11 +207,6 @@ def side_by_side(*parts: Sequence[Html]) -> Html:
 def _sentence(text: str) -> str:
     """Text between backticks is something to type, shown as code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
-
-
-def _cell(text: str) -> str:
-    """A number's minus is as wide as its plus, so that columns of them stay even."""
-    return escape(text.replace("-", "−") if NUMBERS.fullmatch(text) else text)
 
 
 def _class(name: str) -> str:

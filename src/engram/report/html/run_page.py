@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from engram.config.methods import CUSTOM, in_words, known_methods, parts_of
 from engram.config.presets import changes_from_preset, form_of_head, title_of, with_scenario
@@ -157,7 +156,7 @@ def _best_runs(run: Run) -> list[Html]:
     return [heading("The best points, on the test samples and with the preset's seed"), code("\n".join(commands))]
 
 
-def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str] = MappingProxyType({})) -> str:
+def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str]) -> str:
     """One page of several runs, a section each.
 
     Args:
@@ -166,7 +165,7 @@ def runs_page(title: str, runs: Mapping[str, Run], unreadable: Mapping[str, str]
         unreadable: why others cannot be shown, by name.
 
     Example:
-        runs_page("runs", open_runs("runs"))
+        runs_page("runs", open_runs("runs"), {})
     """
     with_results = {name: run for name, run in runs.items() if run.results}
     empty = [f"{name} has no results yet." for name in runs if name not in with_results]

@@ -7,38 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engram.engine.gpu.kernels.ahead import Kernel, compiled_ahead
-from engram.engine.gpu.kernels.head import dot_precision, move_shift, read_back, write_sums, write_trace
-from engram.engine.gpu.kernels.layers import (
-    activate,
-    convolve,
-    image_slopes,
-    multiply,
-    multiply_back,
-    pass_back,
-    weight_slopes,
-)
+from engram.engine.gpu.kernels.ahead import Kernel
+from engram.engine.gpu.kernels.head import dot_precision
 from engram.engine.gpu.rows import Step
-
-__all__ = [
-    "LARGEST_BATCH",
-    "activate",
-    "compiled_ahead",
-    "convolve",
-    "cross_entropy",
-    "gather",
-    "image_slopes",
-    "move_shift",
-    "multiply",
-    "multiply_back",
-    "pass_back",
-    "read_back",
-    "take_product_step",
-    "take_step",
-    "weight_slopes",
-    "write_sums",
-    "write_trace",
-]
 
 # The tile of a weight that takes its step, and how many tiles ahead are asked for; where rows of weights begin at
 # addresses that are multiples of 16 bytes, and where they do not.
