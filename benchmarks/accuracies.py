@@ -3,7 +3,7 @@
 python benchmarks/accuracies.py --old results/split-mnist/table --new runs/again/split-mnist/table
 
 Each pair of folders is one benchmark. A method is compared where both runs have it with the same settings: the average
-accuracy after the last task that both have learned, in the trials that did not diverge in either.
+accuracy after the last task that at least half of the trials have learned in both, in these trials.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def facts_of(result: Result) -> tuple[object, ...]:
 
 
 def compare(old: Result, new: Result) -> dict[str, Any]:
-    """The accuracies of both by trial, None where one diverged, after as many tasks as both have learned."""
-    num_tasks = min(old.tasks_learned, new.tasks_learned)
+    """The accuracies by trial after as many tasks as at least half of the trials have learned in both; else None."""
+    reached = min(old.tasks_learned, new.tasks_learned)
+    diverged = [[row.trial for row in result.diverged if row.task < reached] for result in (old, new)]
+    in_both = np.isfinite(old.accuracy[:, :, 0]) & np.isfinite(new.accuracy[:, :, 0])  # (trials, tasks)
+    num_tasks = max(1, int((in_both.mean(axis=0) >= 0.5).sum()))
     after = [result.accuracy[:, num_tasks - 1, :num_tasks].mean(axis=1) for result in (old, new)]
-    diverged = [[row.trial for row in result.diverged if row.task < num_tasks] for result in (old, new)]
     known = [[float(value) if np.isfinite(value) else None for value in values] for values in after]
     return {"num_tasks": num_tasks, "old": known[0], "new": known[1], "diverged": diverged}
 

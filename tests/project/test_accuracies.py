@@ -48,3 +48,20 @@ def test_an_unfinished_run_is_compared_after_the_tasks_that_both_have_learned() 
     assert found["old"][0] == pytest.approx(whole.accuracy[0, 2, :3].mean())
     assert accuracies.difference(found).num_trials == len(whole.trials) - 1
     assert accuracies.difference(found).mean == 0
+
+
+def test_methods_that_diverge_are_compared_after_the_last_task_that_half_of_the_trials_have_learned() -> None:
+    whole = TABLE["si"]
+    num_trials, num_tasks = whole.accuracy.shape[:2]
+    half = num_trials // 2
+    for lost, expected in ((half, num_tasks), (half + 1, num_tasks - 2)):  # trials that diverge in the last but one
+        accuracy = whole.accuracy.copy()
+        accuracy[:lost, num_tasks - 2 :] = np.nan
+        some = replace(whole, accuracy=accuracy, diverged=[Divergence(k, num_tasks - 2, 5) for k in range(lost)])
+        found = accuracies.compare(some, whole)
+        assert found["num_tasks"] == expected
+        assert [len(trials) for trials in found["diverged"]] == [lost, 0]
+    of_all = replace(whole, accuracy=whole.accuracy.copy(), diverged=[Divergence(k, 3, 5) for k in range(num_trials)])
+    of_all.accuracy[:, 3:] = np.nan
+    assert accuracies.compare(of_all, whole)["num_tasks"] == 3
+    assert accuracies.difference(accuracies.compare(of_all, whole)).num_trials == num_trials
