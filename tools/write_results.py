@@ -51,6 +51,7 @@ from engram.reproduction.rungs import (
     one_strength_table,
     rung_differences,
     rung_mean,
+    rung_pairs,
     settings_table,
     verdicts_table,
 )
@@ -122,6 +123,8 @@ def _of_rung(runs: Runs, rung: int, name: str) -> dict[str, str]:
         above = sum(where(difference) == "above zero" for difference in found)
         known[f"{name}: {opponent} above"] = f"{above} of {len(found)}"
         known[f"{name}: {opponent} mean"] = points(rung_mean(runs, rung, opponent))
+        pairs = [pair for benchmark in PAPER_BENCHMARKS for pair in rung_pairs(runs, benchmark, rung, opponent)]
+        known |= {f"{name}: {opponent} {pair.benchmark} {pair.label}": points(pair.accuracy) for pair in pairs}
     return known
 
 
@@ -136,6 +139,7 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
     plain = runs["split-mnist", "study"].results["plain baseline: finetune"]
     mas = {head: runs["split-mnist", "rung-1"].results[f"{head}+mas"] for head in ("linear", "matched", "dhp")}
     added = {head: Pair(head, "linear", mas[head], mas["linear"]).accuracy for head in ("matched", "dhp")}
+    alone_on_mixture = {head: runs["vision-mixture", "rung-1"].results[head] for head in ("linear", "dhp")}
     return {
         "models": f"{sum(run.num_models for run in runs.values()):,}",
         "candidates": str(num_selected(folder)),
@@ -147,6 +151,7 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
         "study: plain finetune": f"{100 * final(plain).mean:.1f}",
         "mas: plain": final_accuracy(mas["linear"]),
         **{f"mas: {head}": points(difference) for head, difference in added.items()},
+        **{f"last task: {h}": f"{100 * r.accuracy[:, -1, -1].mean():.1f}" for h, r in alone_on_mixture.items()},
         "steady settings": ", ".join(f"`{name}={json.dumps(value)}`" for name, value in STEADY.items()),
         "table models": str(sum(run.num_models for run in tables)),
         "table seconds": f"{seconds:,.0f}",

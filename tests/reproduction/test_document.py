@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from engram.reproduction import ladder, verdicts
 from engram.reproduction.claims import claims, rung_claims_table
 from engram.reproduction.folder import read_reproduction
 from engram.reproduction.plan import plan
-from engram.reproduction.rungs import OPPONENTS, RUNGS, rung_pairs
+from engram.reproduction.rungs import OPPONENTS, RUNGS, draw_ladder, ladder_table, rung_pairs, verdicts_table
 from engram.runs import metrics
 from engram.runs.format import write_results
 from engram.runs.metrics import Estimate
@@ -238,9 +239,39 @@ def test_one_case_below_zero_is_enough_against_all_cases() -> None:
 
 def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
     made = claims_on_rung_1(rung_1([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], diverged=True))
-    assert made["Split"] == "not tested: 3 of 3 trials diverged"
-    assert made["The"] == "not tested: better in 0 of 4, worse in 0"
+    assert made["Split"] == "not tested: 3 of 3 diverged"
+    assert made["The"] == "not tested: better in 0 of 4, worse in 0, diverged in 4"
     assert rung_claims_table({}).rows == []
+
+
+def test_the_ladder_says_where_trials_diverged_and_how_many_pairs_are_left() -> None:
+    """Without a penalty all trials of DHP diverge, with SI one of five; with Online EWC two of the matched head do."""
+    better, same = [0.6, 0.61, 0.62, 0.61, 0.6], [0.5, 0.51, 0.5, 0.52, 0.5]
+    runs = rung_1(better, same)
+    results = runs["split-mnist", "rung-1"].results
+    results["dhp"] = result("dhp", better, diverged=True)
+    for label, lost in (("dhp+si", [0]), ("matched+online-ewc", [3, 4])):
+        whole = results[label]
+        accuracy = whole.accuracy.copy()
+        accuracy[lost, 1] = np.nan
+        results[label] = replace(whole, accuracy=accuracy, diverged=[Divergence(trial, 1, 5) for trial in lost])
+
+    plain, matched = ({row[0]: row[2] for row in ladder_table(runs, other).rows} for other in ("linear", "matched"))
+    assert plain["Split MNIST: dhp"] == "5 of 5 diverged"
+    gains = 100 * (np.array(better) - np.array(same))
+    si, ewc = (f"Split MNIST: dhp{penalty}" for penalty in ("+si", "+online-ewc"))
+    assert plain[si].startswith(f"{gains[1:].mean():+.2f} [")
+    assert plain[si].endswith("; 1 of 5 diverged")
+    assert matched[ewc].startswith(f"{gains[:3].mean():+.2f} [")
+    assert matched[ewc].endswith("; matched+online-ewc: 2 of 5 diverged")
+    assert "diverged" not in plain[ewc]
+
+    rows = {row[0]: row[1:7] for row in verdicts_table(runs).rows}
+    assert rows["1: as published, minus linear"] == ("4", "3", "0", "0", "1", "3 above, 0 below")
+    shown = dict(row[:2] for row in draw_ladder(runs, "linear").numbers.rows)
+    assert shown["Split MNIST: alone"] == "diverged"
+    assert shown["Split MNIST: si"].endswith("]*")
+    assert shown["Split MNIST: mas"].endswith("]")
 
 
 def test_differences_without_a_pair_are_left_out() -> None:

@@ -14,14 +14,14 @@ from engram.report.tables import final_accuracy
 from engram.reproduction.ladder import Runs
 from engram.reproduction.rungs import RUNGS, rung_pairs
 from engram.reproduction.verdicts import (
-    FEWEST_PAIRS,
     Verdict,
+    cannot_be_compared,
     certainty,
     common_verdict,
     counted,
+    difference_in_words,
     each,
     judge,
-    points,
     table_pairs,
 )
 from engram.runs import metrics
@@ -88,22 +88,22 @@ def _pairs_on(runs: Runs, rung: int, opponent: str) -> Pairs:
 
 def _in_all_cases(found: Pairs, what: str) -> str:
     """A claim that the difference is above zero in every case; a single case below zero contradicts it."""
-    differences = [getattr(pair, what) for some in found.values() for pair in some]
-    verdicts = [judge(difference, 1) for difference in differences]
+    compared = [pair for some in found.values() for pair in some]
+    verdicts = [judge(getattr(pair, what), 1) for pair in compared]
     if not verdicts:
         return "not tested"
     verdict = next(word for word in ("contradicted", "not reproduced", "reproduced", "not tested") if word in verdicts)
     above, below = verdicts.count("reproduced"), verdicts.count("contradicted")
-    return f"{verdict}: better in {above} of {len(verdicts)}, worse in {below}"
+    lost = sum(cannot_be_compared(pair) for pair in compared)
+    diverged = f", diverged in {lost}" if lost else ""
+    return f"{verdict}: better in {above} of {len(verdicts)}, worse in {below}{diverged}"
 
 
 def _gains(found: Sequence[Pair], method: str, gain: float) -> str:
     pair = next((pair for pair in found if pair.label == method), None)
     if pair is None:
         return "not run"
-    if pair.accuracy.num_trials < FEWEST_PAIRS:
-        return f"not tested: {len(pair.result.diverged)} of {len(pair.result.accuracy)} trials diverged"
-    return f"{judge(pair.accuracy, gain)}: {points(pair.accuracy)}"
+    return f"{judge(pair.accuracy, gain)}: {difference_in_words(pair)}"
 
 
 def claims_verdict(runs: Runs) -> list[str]:

@@ -14,7 +14,7 @@ from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_acc
 from engram.reproduction import ladder
 from engram.reproduction.ladder import ENDINGS, Contestant, Runs
 from engram.reproduction.search import DIVERGED, best_point, is_inside, settings_at
-from engram.reproduction.verdicts import FEWEST_PAIRS, chance, points, where
+from engram.reproduction.verdicts import FEWEST_PAIRS, cannot_be_compared, chance, difference_in_words, points, where
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 from engram.runs.run import Run
@@ -88,7 +88,7 @@ def ladder_table(runs: Runs, opponent: str, head: str = "dhp") -> Table:
             found = {rung: by_rung[rung][method] for rung in RUNGS if method in by_rung[rung]}
             if found:
                 theirs = paper_difference(next(iter(found.values())).result.config)
-                cells = [points(found[rung].accuracy) if rung in found else "–" for rung in RUNGS]
+                cells = [difference_in_words(found[rung]) if rung in found else "–" for rung in RUNGS]
                 paper = "–" if theirs is None else f"{theirs:+.2f}"
                 rows.append((f"{title_of(benchmark)}: {method}", paper, *cells))
     return Table(
@@ -110,16 +110,19 @@ def verdicts_table(runs: Runs) -> Table:
     rows = []
     for rung, words in RUNGS.items():
         for opponent in OPPONENTS:
-            found = rung_differences(runs, rung, opponent)
+            pairs = _pairs_of_all(runs, rung, opponent)
+            found = [pair.accuracy for pair in pairs if not cannot_be_compared(pair)]
             if found:
                 at = [where(difference) for difference in found]
                 tests = sum(position != "–" for position in at)
                 firm = [d.mean > 0 for d in found if d.num_trials >= FEWEST_PAIRS and chance(d) < 0.05 / tests]
-                counts = [str(at.count(f"{side} zero")) for side in ("above", "around", "below")]
+                counts = [at.count(f"{side} zero") for side in ("above", "around", "below")]
+                row = map(str, (len(pairs), *counts, len(pairs) - len(found)))
                 of_firm = f"{sum(firm)} above, {len(firm) - sum(firm)} below"
                 mean = points(rung_mean(runs, rung, opponent))
-                rows.append((f"{rung}: {words}, minus {opponent}", str(tests), *counts, of_firm, mean))
-    columns = ("rung", "differences", "above zero", "around zero", "below zero", "firm", "mean of all, points")
+                rows.append((f"{rung}: {words}, minus {opponent}", *row, of_firm, mean))
+    sides = ("above zero", "around zero", "below zero", "diverged")
+    columns = ("rung", "differences", *sides, "firm", "mean, points")
     return Table("DHP on each rung: where the 95% intervals lie", columns, rows)
 
 
@@ -134,7 +137,11 @@ def rung_differences(runs: Runs, rung: int, opponent: str) -> list[Estimate]:
     Example:
         >>> len(rung_differences(read_reproduction("results").runs, 3, "linear"))
     """
-    return [pair.accuracy for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, rung, opponent)]
+    return [pair.accuracy for pair in _pairs_of_all(runs, rung, opponent)]
+
+
+def _pairs_of_all(runs: Runs, rung: int, opponent: str) -> list[Pair]:
+    return [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, rung, opponent)]
 
 
 def rung_mean(runs: Runs, rung: int, opponent: str) -> Estimate:
@@ -148,7 +155,7 @@ def rung_mean(runs: Runs, rung: int, opponent: str) -> Estimate:
     Example:
         >>> rung_mean(read_reproduction("results").runs, 3, "linear").low
     """
-    found = [pair for name in PAPER_BENCHMARKS for pair in rung_pairs(runs, name, rung, opponent)]
+    found = _pairs_of_all(runs, rung, opponent)
     return mean_accuracy_difference([pair for pair in found if pair.accuracy.num_trials] or found)
 
 
@@ -169,8 +176,10 @@ def draw_ladder(runs: Runs, opponent: str, head: str = "dhp") -> Drawing:
             }
             if pairs:
                 by_rung = {rung: pair.accuracy for rung, pair in pairs.items()}
+                lost = {rung for rung, pair in pairs.items() if pair.result.diverged or pair.baseline.diverged}
                 paper = paper_difference(next(iter(pairs.values())).result.config)
-                found.append(Differences(title_of(benchmark), ending.removeprefix("+") or "alone", by_rung, paper))
+                name = ending.removeprefix("+") or "alone"
+                found.append(Differences(title_of(benchmark), name, by_rung, paper, lost))
     return ladder_figure(found, opponent)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engram.config.paper import PAPER_BENCHMARKS
@@ -115,10 +115,29 @@ def added(result: Result | None, plain: Result | None) -> str:
     """
     if result is None or plain is None:
         return "–"
-    for whose, found in (("", result), ("plain: ", plain)):
-        if found.diverged:
-            return f"{whose}{len(found.diverged)} of {len(found.accuracy)} diverged"
-    return points(accuracy_difference(result, plain))
+    return next(_diverged(("", result), ("plain: ", plain)), points(accuracy_difference(result, plain)))
+
+
+def difference_in_words(pair: Pair) -> str:
+    """A difference as `points` shows it, and how many trials diverged: the mean is that of the others.
+
+    Example:
+        difference_in_words(rung_pairs(runs, "vision-mixture", 1, "linear")[3])
+    """
+    lost = list(_diverged(("", pair.result), (f"{pair.baseline_label}: ", pair.baseline)))
+    return "; ".join([points(pair.accuracy), *lost] if pair.accuracy.num_trials or not lost else lost)
+
+
+def cannot_be_compared(pair: Pair) -> bool:
+    """Whether so many trials diverged that there is no verdict."""
+    diverged = pair.result.diverged or pair.baseline.diverged
+    return bool(diverged) and pair.accuracy.num_trials < FEWEST_PAIRS
+
+
+def _diverged(*found: tuple[str, Result]) -> Iterator[str]:
+    for whose, result in found:
+        if result.diverged:
+            yield f"{whose}{len(result.diverged)} of {len(result.accuracy)} diverged"
 
 
 def _signed(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,18 +33,28 @@ MARK = {**OURS, "ms": 2.8}  # small, so that short intervals are seen
 VALUE = 0.55  # the width of a number beside the marks, as a part of theirs
 NARROW = 9  # characters of a line above a column
 THEIRS = "the paper"
+DIVERGED = "diverged"
 # By where the interval lies. Okabe and Ito's blue and orange differ with any colour vision; grey stands back.
 SIDES = {"above zero": COLOURS["si"], "around zero": "#777777", "below zero": COLOURS["online-ewc"]}
 
 
 @dataclass(frozen=True)
 class Differences:
-    """What DHP adds to one method on one benchmark, by rung, in [-1, 1]; and the paper's own, in points."""
+    """What DHP adds to one method on one benchmark.
+
+    Args:
+        benchmark: its title.
+        method: the penalty's name, or "alone".
+        by_rung: the differences, in [-1, 1]. Those of trials that diverged are left out.
+        paper: the paper's own difference, in points.
+        lost: the rungs on which trials diverged.
+    """
 
     benchmark: str
     method: str
     by_rung: Mapping[str, Estimate]
     paper: float | None
+    lost: Collection[str] = ()
 
 
 def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
@@ -99,15 +109,14 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
         for each in found
         for rung, d in each.by_rung.items()
     ]
-    shown = [
-        (f"{each.benchmark}: {each.method}", *(_words(each.by_rung.get(rung)) for rung in rungs)) for each in found
-    ]
+    shown = [(f"{each.benchmark}: {each.method}", *(_words(each, rung) for rung in rungs)) for each in found]
     return Drawing(
         f"ladder-{opponent}",
         f"What DHP adds to a {opponent} head, rung by rung",
         "Each trial with DHP minus the same trial with the other head: right of the line, DHP is better. Bars are 95% "
         "intervals, and colours say where they lie. From left to right the comparison becomes fairer. Hollow: the "
-        "paper's own difference, which has no interval. The numbers are the differences in points.",
+        "paper's own difference, which has no interval. The numbers are the differences in points; with an asterisk, "
+        "without the trials that diverged.",
         figure,
         ("benchmark", "method", "rung", "points", "low", "high", "pairs"),
         rows,
@@ -139,24 +148,32 @@ def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) ->
         if column == THEIRS and each.paper is not None:
             axes.plot([each.paper], [at], color=INK, clip_on=False, **PAPER)
             _value(axes, each.paper, at, INK)
-        elif difference is not None:
+        elif difference is not None and difference.num_trials:
             colour = SIDES[_side(difference)]
             axes.plot([100 * difference.low, 100 * difference.high], [at, at], color=colour, lw=1.2, clip_on=False)
             axes.plot([100 * difference.mean], [at], color=colour, clip_on=False, **MARK)
-            _value(axes, 100 * difference.mean, at, colour)
+            _value(axes, 100 * difference.mean, at, colour, "*" if column in each.lost else "")
+        elif column in each.lost:
+            _at_the_end(axes, DIVERGED, at, SIDES["below zero"])
 
 
-def _value(axes: Axes, points: float, at: float, colour: str) -> None:
+def _value(axes: Axes, points: float, at: float, colour: str, mark: str = "") -> None:
     """A difference as a number at the end of its row: many are too small for the scale that all columns share."""
+    _at_the_end(axes, number(points, 1) + mark, at, colour)
+
+
+def _at_the_end(axes: Axes, words: str, at: float, colour: str) -> None:
     where = axes.get_yaxis_transform()
-    axes.text(1, at - 0.05, number(points, 1), transform=where, ha="right", va="center", fontsize=SMALL, color=colour)
+    axes.text(1, at - 0.05, words, transform=where, ha="right", va="center", fontsize=SMALL, color=colour)
 
 
 def _side(difference: Estimate) -> str:
     return "above zero" if difference.low > 0 else "below zero" if difference.high < 0 else "around zero"
 
 
-def _words(difference: Estimate | None) -> str:
-    if difference is None:
-        return "–"
-    return f"{number(100 * difference.mean, 2)} [{number(100 * difference.low, 2)}, {number(100 * difference.high, 2)}]"
+def _words(each: Differences, rung: str) -> str:
+    difference = each.by_rung.get(rung)
+    if difference is None or not difference.num_trials:
+        return DIVERGED if rung in each.lost else "–"
+    low, high = number(100 * difference.low, 2), number(100 * difference.high, 2)
+    return f"{number(100 * difference.mean, 2)} [{low}, {high}]" + ("*" if rung in each.lost else "")
