@@ -45,6 +45,19 @@ def test_output_is_that_of_the_stream(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == b"? is 1\n"
 
 
+@pytest.mark.parametrize(("unbuffered", "written"), [("", b""), ("1", b"first\n")])
+def test_an_unbuffered_stream_stays_so(unbuffered: str, written: bytes, tmp_path: Path) -> None:
+    with open(tmp_path / "out", "wb") as stream:
+        code = (
+            "import os; from pathlib import Path; from engram.cli.output import prepare_output; prepare_output()\n"
+            f"print('first'); os.write(2, Path({str(tmp_path / 'out')!r}).read_bytes())"
+        )
+        own = environment(PYTHONUNBUFFERED=unbuffered)
+        done = subprocess.run([sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, env=own, check=True)
+    assert done.stderr == written
+    assert (tmp_path / "out").read_bytes() == b"first\n"
+
+
 def test_streams_of_others_stay(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
     assert isinstance(before, TextIOWrapper)

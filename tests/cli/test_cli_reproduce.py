@@ -11,8 +11,10 @@ from typing import ClassVar
 
 import pytest
 from command import Command
+from rich.console import Console
 
 from builders import files_in
+from engram.cli.terminal import RareLines
 from engram.config.paper import PAPER_METHODS
 from engram.engine import InProcess
 from engram.engine.in_process import ReportOfStack, Stack
@@ -56,6 +58,35 @@ def test_quick_reproduction_writes_results_and_a_page(engram: Command, out: Path
     assert run.about["quick"]
     assert run.about["command"] == f"engram {' '.join(TABLE)} --out {out}"
     assert list(run.results) == list(PAPER_METHODS)
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(
+    engram: Command, out: Path, tiny: None, pageless: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engram.cli.terminal.SECONDS_BETWEEN_LINES", 0)
+    lines = engram(*TABLE, "--out", out).out.splitlines()
+    shown = [
+        re.fullmatch(r"1/1 split-mnist: table: (\d+)%, \d+:\d\d elapsed(, \d+:\d\d left)?", line) for line in lines
+    ]
+    percents = [int(match[1]) for match in shown if match]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    assert len(percents) > 2
+
+
+def test_the_time_that_is_left_is_that_at_the_speed_since_a_resume(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("engram.cli.terminal.time.monotonic", lambda: now[0])
+    lines = RareLines(Console(), "a part")
+    for seconds, done in ((105, 0.5), (120, 0.55), (135, 0.6), (150, 0.65), (165, 0.7)):
+        now[0] = seconds
+        lines.show(done)
+    assert capsys.readouterr().out.splitlines() == [
+        "a part: 60%, 0:35 elapsed, 2:00 left",
+        "a part: 70%, 1:05 elapsed, 1:30 left",
+    ]
 
 
 def without_log(folder: Path) -> set[str]:

@@ -22,7 +22,8 @@ class Output(io.TextIOWrapper):
 
     def __init__(self, stream: io.TextIOWrapper):
         same = open(stream.fileno(), "wb", closefd=False)  # noqa: SIM115  # it lives as long as the command
-        super().__init__(same, stream.encoding, "replace", line_buffering=stream.line_buffering)
+        by_line = stream.line_buffering or stream.write_through  # the latter by `python -u`
+        super().__init__(same, stream.encoding, "replace", line_buffering=by_line)
         self.error: OSError | None = None  # the first
 
     def write(self, text: str) -> int:

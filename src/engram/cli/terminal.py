@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from engram.common.errors import INTERRUPTED, Stopped, printable
-from engram.runs.display import STEPS, columns, print_line
+from engram.runs.display import STEPS, columns, print_line, times
 
 if TYPE_CHECKING:
     from engram.cli.options import TimeLimit
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from engram.runs.result import Result
 
 TIME_IS_OVER = 124  # the exit code of a command that was stopped because its time was over, as of `timeout`
+SECONDS_BETWEEN_LINES = 30.0
 PATIENCE = 1.0  # seconds in which a second signal is the first one once more
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Bars:
-    """A progress bar for each part that is running, on a terminal. Notes are printed once."""
+    """A progress bar for each part that is running; without a terminal a line now and then. Notes are printed once."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -55,9 +56,12 @@ class Bars:
         if self.console.is_terminal:
             self.bars.start()
         task = self.bars.add_task(what, total=STEPS)
+        lines = RareLines(self.console, what)
 
         def show(progress: RunProgress) -> None:
             self.bars.update(task, completed=round(STEPS * progress.done))
+            if not self.console.is_terminal:
+                lines.show(progress.done)
             if progress.note and (what, progress.note) not in self.printed:
                 self.printed.add((what, progress.note))
                 print_line(self.console, progress.note)
@@ -66,6 +70,32 @@ class Bars:
             yield show
         finally:
             self.bars.remove_task(task)
+
+
+class RareLines:
+    """How far something long has come, in a line every half a minute, for a file or a pipe.
+
+    Args:
+        console: where.
+        what: what it is.
+    """
+
+    def __init__(self, console: Console, what: str):
+        self.console = console
+        self.what = what
+        self.started = self.printed = time.monotonic()
+        self.first: tuple[float, float] | None = None  # when it was first shown, and how much was done then
+
+    def show(self, done: float) -> None:
+        """Print a line if the last one was long ago; `done` lies in [0, 1]."""
+        now = time.monotonic()
+        self.first = self.first or (now, done)
+        if now - self.printed < SECONDS_BETWEEN_LINES:
+            return
+        self.printed = now
+        since, before = self.first
+        left = (now - since) * (1 - done) / (done - before) if done > before else None
+        print_line(self.console, f"{self.what}: {100 * done:.0f}%, {times(now - self.started, left)}")
 
 
 def print_tables(results: Mapping[str, Result], console: Console) -> None:
