@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from engram.common.errors import InputError
 from engram.common.files import write_atomically
 from engram.report.layout import Table, count, device_of
 from engram.runs.metrics import Estimate, paired_difference
@@ -25,7 +26,7 @@ from engram.runs.result import Result
 from engram.runs.run import Run, read_run
 
 RECORD = "record.json"
-HEAD = ("benchmark", "method", "tasks", "trials", "diverged, old and new", "difference, points with 95% interval")
+HEAD = ("benchmark", "method", "tasks", "pairs", "diverged, old and new", "difference, points with 95% interval")
 
 
 def same_settings(old: Run, new: Run) -> list[tuple[str, Result, Result]]:
@@ -65,7 +66,7 @@ def table_of(cells: Sequence[dict[str, Any]]) -> Table:
         around += [change.low <= 0 <= change.high] if known else []
         words = f"{100 * change.mean:+.3f} [{100 * change.low:+.3f}, {100 * change.high:+.3f}]" if known else "–"
         diverged = ", ".join(str(len(trials)) for trials in cell["diverged"])
-        facts = (cell["benchmark"], cell["method"], str(cell["num_tasks"]), str(len(cell["old"])), diverged)
+        facts = (cell["benchmark"], cell["method"], str(cell["num_tasks"]), str(change.num_trials), diverged)
         rows.append((*facts, words))
     verdict = f"Zero lies in {sum(around)} of {count(len(around), 'interval')}."
     return Table("Accuracies by the new engine minus those by the old one", HEAD, rows, (verdict,))
@@ -79,7 +80,10 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if len(options.old) != len(options.new):
         parser.error("give as many runs with --new as with --old, in the same order")
-    runs = [(read_run(old), read_run(new)) for old, new in zip(options.old, options.new, strict=True)]
+    try:
+        runs = [(read_run(old), read_run(new)) for old, new in zip(options.old, options.new, strict=True)]
+    except InputError as error:
+        parser.error(str(error))
     cells = [
         {"benchmark": old.benchmark, "method": label, **compare(ours, theirs)}
         for old, new in runs

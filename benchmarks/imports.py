@@ -10,6 +10,8 @@ import statistics
 import subprocess
 import sys
 
+from arguments import whole_number
+
 PROGRAMS = {
     "import torch": "import torch",
     "import torch, import engram, a first DHPSoftmax": "import torch, engram; engram.DHPSoftmax(400, 10)",
@@ -25,7 +27,7 @@ def seconds_of(program: str) -> float:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="imports.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="how often each program is started")
+    parser.add_argument("--rounds", type=whole_number, default=15, help="how often each program is started")
     rounds = parser.parse_args(arguments).rounds
     for program in PROGRAMS.values():  # files are read once before
         seconds_of(program)

@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from arguments import whole_number, words
 from timing import hardware
 from torch.profiler import ProfilerActivity, profile
 from workloads import USUAL_PENALTIES, WORKLOADS, Workload, engram_loop
@@ -56,9 +57,8 @@ def profile_step(workload: Workload, size: int) -> Table:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="kernels.py", description=__doc__.splitlines()[0])
-    words = lambda text: tuple(word.strip() for word in text.split(","))  # noqa: E731
     parser.add_argument("--networks", type=words, default=("mlp", "cnn"), help=",".join(WORKLOADS))
-    parser.add_argument("--size", type=int, default=80, help="models that train together")
+    parser.add_argument("--size", type=whole_number, default=80, help="models that train together")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep a record in this folder")
     options = parser.parse_args(arguments)
     unknown = [network for network in options.networks if network not in WORKLOADS]

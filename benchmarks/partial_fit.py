@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported
 
 import numpy as np
 import torch
+from arguments import networks, whole_numbers, words
 from contestants import floor_of_mlp
 from growth import ratio_in_turns
 from record import RECORD, to_markdown
@@ -264,14 +265,11 @@ def write_record(folder: Path, plan: Plan, found: list[Found], notes: Sequence[s
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="partial_fit.py", description=(__doc__ or "").splitlines()[0])
-    words = lambda text: tuple(word.strip() for word in text.split(","))  # noqa: E731
-    numbers = lambda text: tuple(int(word) for word in text.split(","))  # noqa: E731
-    networks = lambda text: tuple(tuple(int(n) for n in word.split("x")) for word in text.split(","))  # noqa: E731
     usual = Plan()
     parser.add_argument("--data", type=words, default=usual.data, help=",".join(SOURCES))
     parser.add_argument("--hidden", type=networks, default=usual.hidden, help="layers of each network: 100,400x400")
-    parser.add_argument("--batch-sizes", type=numbers, default=usual.batch_sizes, help="32,64,200")
-    parser.add_argument("--samples", type=numbers, default=usual.samples, help="of a call: 10,64,500,2000")
+    parser.add_argument("--batch-sizes", type=whole_numbers, default=usual.batch_sizes, help="32,64,200")
+    parser.add_argument("--samples", type=whole_numbers, default=usual.samples, help="of a call: 10,64,500,2000")
     parser.add_argument("--methods", type=words, default=usual.methods, help="of ContinualClassifier: finetune,dhp+si")
     parser.add_argument("--seconds", type=float, default=usual.seconds, help="how long each contestant is measured")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep a record in this folder")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import contestants as others
 import torch
+from arguments import whole_numbers, words
 from record import RECORD, Findings, Plan, Speed, StackMemory, tables_of, write_record
 from rich.progress import Progress
 from timing import Contestant, Take, Timing, busy_notes, measure
@@ -158,12 +159,10 @@ class Bench:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="speed.py", description=__doc__.splitlines()[0])
-    words = lambda text: tuple(word.strip() for word in text.split(","))  # noqa: E731
-    numbers = lambda text: tuple(int(word) for word in text.split(","))  # noqa: E731
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
     parser.add_argument("--precision", default="tf32", help="tf32 (on GPUs that have it), float32 or float64")
     parser.add_argument("--networks", type=words, default=("mlp", "cnn"), help=",".join(WORKLOADS))
-    parser.add_argument("--sizes", type=numbers, default=(1, 8, 80), help="models that train together: 1,8,80")
+    parser.add_argument("--sizes", type=whole_numbers, default=(1, 8, 80), help="models that train together: 1,8,80")
     parser.add_argument("--penalties", type=words, default=USUAL_PENALTIES, help=",".join(PENALTIES))
     parser.add_argument("--seconds", type=float, default=1.0, help="how long each contestant is measured")
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="no plain loop by torch.compile")

@@ -56,7 +56,7 @@ from engram.reproduction.rungs import (
     verdicts_table,
 )
 from engram.reproduction.stress import BENCHMARK, rates_table, stress_table
-from engram.reproduction.study import divergence_table, relu_table
+from engram.reproduction.study import divergence_table, leak_table, relu_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, counted, points, steady_pairs, table_pairs, where
 from engram.runs.run import read_run
 
@@ -177,6 +177,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "tables: map": _joined(table for name in PAPER_BENCHMARKS if (table := map_table(runs, name)).rows),
         "tables: best rates": _joined(table for table in [best_rates_table(runs)] if table.rows),
         "tables: divergence": _joined(table for table in [divergence_table(runs)] if table.rows),
+        "tables: leak": _joined(table for table in [leak_table(runs)] if table.rows),
         "tables: relu": _joined(table for table in [relu_table(runs)] if table.rows),
         "tables: stress": _joined(table for table in [stress_table(runs)] if table.rows),
         "tables: settings": "\n".join(_settings(runs, benchmark) for benchmark in PAPER_BENCHMARKS),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from builders import write_run
+from engram import preset
 from engram.common.errors import Divergence
 from engram.runs.run import read_run
 
@@ -32,7 +33,26 @@ def test_each_method_is_paired_with_its_own_settings_and_a_change_is_seen(
         assert [cell["method"] for cell in cells] == ["finetune", "si"]
         assert abs(100 * accuracies.difference(cells[0]).mean - expected) < 0.1
         assert accuracies.difference(cells[1]).mean == 0
-        assert f"Zero lies in {1 + (expected == 0)} of 2 intervals" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert f"Zero lies in {1 + (expected == 0)} of 2 intervals" in shown
+        assert all(line.split()[3] == "10" for line in shown.splitlines() if line.startswith("split-mnist")), "pairs"
+
+
+def test_another_penalty_is_another_method() -> None:
+    """SI and MAS of the same strength differ in nothing but their names and the penalty."""
+    si = replace(TABLE["si"], config=preset("split-mnist", "si", strength=1.0, xi=0.001))
+    mas = replace(si, config=replace(si.config, method="mas"))
+    assert si.config.penalty != mas.config.penalty
+    assert accuracies.facts_of(si) != accuracies.facts_of(mas)
+
+
+@pytest.mark.parametrize(("folder", "words"), [("nowhere", "there is no folder nowhere"), ("docs", "not hold a run")])
+def test_a_folder_without_a_run_is_refused_in_a_sentence(
+    folder: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        accuracies.main(["--old", folder, "--new", folder])
+    assert words in capsys.readouterr().err
 
 
 def test_an_unfinished_run_is_compared_after_the_tasks_that_both_have_learned() -> None:
@@ -61,6 +81,9 @@ def test_methods_that_diverge_are_compared_after_the_last_task_that_half_of_the_
         found = accuracies.compare(some, whole)
         assert found["num_tasks"] == expected
         assert [len(trials) for trials in found["diverged"]] == [lost, 0]
+    never = replace(whole, accuracy=np.full_like(whole.accuracy, np.nan), diverged=[])
+    assert accuracies.compare(never, whole)["num_tasks"] == 1
+    assert set(accuracies.compare(never, whole)["old"]) == {None}
     of_all = replace(whole, accuracy=whole.accuracy.copy(), diverged=[Divergence(k, 3, 5) for k in range(num_trials)])
     of_all.accuracy[:, 3:] = np.nan
     assert accuracies.compare(of_all, whole)["num_tasks"] == 3

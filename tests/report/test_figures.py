@@ -369,6 +369,17 @@ def test_the_ladder_has_each_difference_as_a_number() -> None:
     assert numbers == [["1.5", "1.5"], ["5.0", "-5.0", "5.0"], ["1.0", "1.0"]]
 
 
+def test_the_ladder_marks_where_trials_diverged() -> None:
+    first, second = "1: as published", "2: each its own strength"
+    some, none = Estimate(-0.05, 0.01, -0.07, -0.03, 4), Estimate(math.nan, math.nan, math.nan, math.nan, 0)
+    found = [Differences("Split MNIST", "si", {first: none, second: some}, None, {first, second})]
+    drawing = ladder_figure(found, "linear")
+    texts = [[text for text in axes.texts if text.get_ha() == "right"] for axes in drawing.figure.axes]
+    assert [[text.get_text() for text in column] for column in texts] == [["diverged"], ["-5.0*"]]
+    assert {text.get_color() for column in texts for text in column} == {SIDES["below zero"]}
+    assert "asterisk" in drawing.caption
+
+
 def panels() -> list[Panel]:
     """Two heads at two rates and lengths: surely better, neither, surely worse; the last diverged, or was not run."""
     better, worse = Estimate(0.02, 0.001, 0.01, 0.03, 5), Estimate(-0.01, 0.001, -0.02, -0.001, 5)

@@ -104,7 +104,7 @@ def test_published_results_are_of_the_settings_that_would_be_run_today() -> None
                 assert result.config == preset(benchmark, method, trials=result.config.trials, head_init="linear")
             if part == "variant":
                 assert result.config == preset(benchmark, method).replace(**STEADY)
-            if part in ("sensitivity", "study", "relu", "divergence"):
+            if part in ("sensitivity", "study", "relu", "divergence", "leak"):
                 assert result.config == plan([benchmark], [part])[0].configs[method]
 
 
@@ -241,7 +241,33 @@ def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
     made = claims_on_rung_1(rung_1([0.5, 0.6, 0.7], [0.5, 0.6, 0.7], diverged=True))
     assert made["Split"] == "not tested: 3 of 3 diverged"
     assert made["The"] == "not tested: better in 0 of 4, worse in 0, diverged in 4"
+    assert [row[1:7] for row in verdicts_table(rung_1([0.5] * 3, [0.5] * 3, diverged=True)).rows] == [
+        ("4", "0", "0", "0", "4", "0 above, 0 below")
+    ] * 2
     assert rung_claims_table({}).rows == []
+
+
+def test_a_claim_about_all_cases_is_not_reproduced_where_one_of_them_diverged() -> None:
+    better, same = [0.6, 0.61, 0.62], [0.49, 0.512, 0.521]
+    runs = rung_1(better, same)
+    runs["split-mnist", "rung-1"].results["dhp+mas"] = result("dhp+mas", better, diverged=True)
+    assert claims_on_rung_1(runs)["The"] == "not tested: better in 3 of 4, worse in 0, diverged in 1"
+
+
+@pytest.mark.parametrize("loser", ["dhp+si", "linear+si"])
+@pytest.mark.parametrize(("lost", "no_verdict"), [(2, False), (3, True)])
+def test_a_comparison_has_a_verdict_while_three_pairs_are_left(loser: str, lost: int, no_verdict: bool) -> None:
+    runs = rung_1([0.6, 0.61, 0.62, 0.61, 0.6], [0.5, 0.51, 0.5, 0.52, 0.5])
+    results = runs["split-mnist", "rung-1"].results
+    accuracy = results[loser].accuracy.copy()
+    accuracy[:lost, 1] = np.nan
+    diverged = [Divergence(trial, 1, 5) for trial in range(lost)]
+    results[loser] = replace(results[loser], accuracy=accuracy, diverged=diverged)
+    pair = rung_pairs(runs, "split-mnist", 1, "linear")[1]
+    assert pair.label == "dhp+si"
+    assert verdicts.cannot_be_compared(pair) == no_verdict
+    assert verdicts_table(runs).rows[0][5] == str(int(no_verdict))
+    assert dict(row[:2] for row in draw_ladder(runs, "linear").numbers.rows)["Split MNIST: si"].endswith("*")
 
 
 def test_the_ladder_says_where_trials_diverged_and_how_many_pairs_are_left() -> None:

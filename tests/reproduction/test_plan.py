@@ -14,7 +14,18 @@ from engram.engine.stacks import SAME_TASKS, group_by
 from engram.reproduction import plan as planning
 from engram.reproduction.ladder import ENDINGS
 from engram.reproduction.plan import ETAS, NOT_RUN, Part, plan
-from engram.reproduction.study import BASE, CHANGES, CURES, PERMUTED, PERMUTED_CHANGES, PLAIN, SHORT, STUDY_TRIALS
+from engram.reproduction.study import (
+    AS_PUBLISHED,
+    BASE,
+    CHANGES,
+    CURES,
+    LEAKS,
+    PERMUTED,
+    PERMUTED_CHANGES,
+    PLAIN,
+    SHORT,
+    STUDY_TRIALS,
+)
 
 PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
 FREE = ("finetune", "dhp")  # of any penalty
@@ -64,6 +75,16 @@ def test_what_may_prevent_divergence_is_tried_one_thing_at_a_time() -> None:
         assert set(CURES[label]) <= {"learn_eta", "eta"} or len(set(CURES[label]) - {"learn_eta", "eta"}) == 1, label
         assert ("eta" in CURES[label]) <= ("learn_eta" in CURES[label]), "η is given only where it is fixed"
         assert len(group_by(SAME_TASKS, {"it": config, "usual": usual})) == 1, "the same tasks in the same trials"
+
+
+def test_whether_labels_leak_is_tried_on_rung_1_s_heads_without_a_penalty() -> None:
+    (part,) = plan(parts=["leak"])
+    assert part.benchmark == "vision-mixture"
+    assert list(part.configs) == [AS_PUBLISHED, *LEAKS, PLAIN]
+    (rung_1,) = plan(["vision-mixture"], ["rung-1"])
+    for label, config in part.configs.items():
+        head, changes = ("linear", {}) if label == PLAIN else ("dhp", LEAKS.get(label, {}))
+        assert config == rung_1.configs[head].replace(**SHORT | {"num_tasks": 5}, **changes), label
 
 
 def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first() -> None:

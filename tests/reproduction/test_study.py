@@ -1,4 +1,4 @@
-"""The map, ReLU and the divergence: their tables say what the results say."""
+"""The map, ReLU, the divergence and the leak: their tables say what the results say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engram.reproduction.map import EPOCHS, HEADS, PENALTIES, RATES, best_rates_
 from engram.reproduction.page import make_page
 from engram.reproduction.plan import plan
 from engram.reproduction.run import run_reproduction
-from engram.reproduction.study import CURES, PLAIN, SHORT, divergence_table, relu_table
+from engram.reproduction.study import AS_PUBLISHED, CURES, PLAIN, SHORT, divergence_table, leak_table, relu_table
 from engram.runs.result import Divergence, Result
 from engram.runs.run import Run
 
@@ -145,3 +145,27 @@ def test_the_divergence_table_says_which_trials_diverged_and_how_the_third_task_
     assert rows[1][4] == "1.500"
     assert [row[-1] for row in rows] == ["diverged", "50.00 ± 0.00 (2 of 3 trials)", "50.00 ± 0.00"]
     assert divergence_table({}).rows == []
+
+
+def test_the_leak_table_says_how_the_fifth_task_ended_and_what_is_missing_to_the_plain_head() -> None:
+    def result(method: str, last: float, lost: int | None = None) -> Result:
+        config = preset("vision-mixture", method).replace(**SHORT | {"num_tasks": 5})
+        accuracy = np.full((3, 5, 5), 0.5)
+        accuracy[:, 4, 4] = last
+        diverged = []
+        if lost is not None:
+            accuracy[lost, 4] = np.nan
+            diverged = [Divergence(lost, 4, 7)]
+        shown = {"epoch": 19, "eta": 0.25, "hebb_norm": 1.0, "alpha_norm": 2.0}
+        rows = [{"trial": k, "task": task, "step": 1, "loss": task + k, **shown} for k in range(3) for task in range(5)]
+        return Result(config, (0, 1, 2), accuracy, np.zeros((3, 5)), rows, diverged)
+
+    results = {AS_PUBLISHED: result("dhp", 0.4), "η fixed at 1": result("dhp", 0.3, 1), PLAIN: result("linear", 0.6)}
+    run = Run(Path("leak"), {k: r.config for k, r in results.items()}, results, {"part": "leak"})
+    rows = leak_table({("vision-mixture", "leak"): run}).rows
+    assert [row[0] for row in rows] == list(results)
+    assert rows[0][1:5] == ("0.2500", "2.0", "5.000", "40.0")
+    assert rows[1][4] == "30.0 (2 of 3 trials)"
+    assert [row[5].split()[0] for row in rows] == ["48.00", "46.00", "52.00"]
+    assert [row[6] for row in rows] == ["-4.00 [-4.00, -4.00]", "1 of 3 diverged", "–"]
+    assert leak_table({}).rows == []

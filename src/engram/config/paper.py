@@ -67,6 +67,7 @@ PARTS = {
     "map": "where a trace helps: learning rates and epochs, on few digits",
     "relu": "rung 1 with ReLU in place of LeakyReLU, as in the first author's post",
     "divergence": "why DHP diverges on the mixture, and what prevents it",
+    "leak": "why DHP without a penalty learns less of the mixture",
     "table": "Table I: the paper's eight methods",
     "variant": "the steady trace: DHP so that it helps",
     "sensitivity": "the initial value of η",

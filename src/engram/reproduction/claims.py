@@ -92,7 +92,7 @@ def _in_all_cases(found: Pairs, what: str) -> str:
     verdicts = [judge(getattr(pair, what), 1) for pair in compared]
     if not verdicts:
         return "not tested"
-    verdict = next(word for word in ("contradicted", "not reproduced", "reproduced", "not tested") if word in verdicts)
+    verdict = next(word for word in ("contradicted", "not reproduced", "not tested", "reproduced") if word in verdicts)
     above, below = verdicts.count("reproduced"), verdicts.count("contradicted")
     lost = sum(cannot_be_compared(pair) for pair in compared)
     diverged = f", diverged in {lost}" if lost else ""

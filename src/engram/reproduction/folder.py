@@ -63,7 +63,7 @@ def read_reproduction(folder: str | Path, unreadable: dict[str, str] | None = No
     unreadable = {} if unreadable is None else unreadable
     # A folder without any of it was made before there was a ladder, and lacks nothing.
     ladder = any(has_started(part_folder(folder, benchmark, step)) for benchmark in PAPER_BENCHMARKS for step in STEPS)
-    later = (*STEPS, *stress.STEPS, "map", "relu", "divergence")
+    later = (*STEPS, *stress.STEPS, "map", "relu", "divergence", "leak")
     for benchmark in PAPER_BENCHMARKS:
         for part, title in PARTS.items():
             path = part_folder(folder, benchmark, part)

@@ -50,7 +50,7 @@ from engram.reproduction.claims import (
 from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
 from engram.reproduction.ladder import Runs
 from engram.reproduction.map import best_rates_table, draw_map, map_table
-from engram.reproduction.study import divergence_table, relu_table
+from engram.reproduction.study import divergence_table, leak_table, relu_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, counted, steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
 
@@ -117,7 +117,8 @@ def reproduction_tables(reproduction: Reproduction) -> list[Table]:
     ladder += [rungs.verdicts_table(runs), *([] if reproduction.quick else [rung_claims_table(runs)])]
     ladder += [rungs.one_strength_table(runs)]
     ladder += [form.counts_table(runs), form.candidates_table(runs), form.by_rate_table(runs)]
-    ladder += [stress.stress_table(runs), best_rates_table(runs), relu_table(runs), divergence_table(runs)]
+    ladder += [stress.stress_table(runs), best_rates_table(runs), relu_table(runs)]
+    ladder += [divergence_table(runs), leak_table(runs)]
     ladder = [made for made in ladder if made.rows]
     if not any(part == "table" for _, part in runs):
         return ladder

@@ -14,7 +14,7 @@ from engram.config.settings import Config
 from engram.reproduction import stress
 from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Runs, Step
 from engram.reproduction.map import map_configs
-from engram.reproduction.study import divergence_configs, relu_configs, study_configs
+from engram.reproduction.study import divergence_configs, leak_configs, relu_configs, study_configs
 
 # The paper varies η on three benchmarks; our study is of two.
 NOT_RUN = {
@@ -23,7 +23,7 @@ NOT_RUN = {
     ("vision-mixture", "study"),
     ("vision-mixture", "search-3"),  # see `ladder.FEWER_ROUNDS`
     ("vision-mixture", "search-4"),
-    *((benchmark, "divergence") for benchmark in PAPER_BENCHMARKS if benchmark != "vision-mixture"),
+    *((name, part) for name in PAPER_BENCHMARKS if name != "vision-mixture" for part in ("divergence", "leak")),
     ("vision-mixture", "map"),
     *((benchmark, "relu") for benchmark in PAPER_BENCHMARKS if benchmark != "split-mnist"),
     *((benchmark, part) for benchmark in PAPER_BENCHMARKS if benchmark != stress.BENCHMARK for part in stress.STEPS),
@@ -153,6 +153,7 @@ CONFIGS = {
     "map": map_configs,
     "relu": relu_configs,
     "divergence": divergence_configs,
+    "leak": leak_configs,
     "table": table_configs,
     "variant": variant_configs,
     "sensitivity": sensitivity_configs,

@@ -174,7 +174,7 @@ def _lacking(part: Part, before: Container[tuple[str, str]], folder: Path) -> st
 
 def _keeps_dynamics(part: Part) -> bool:
     """Only these are shown anywhere; those of the other parts would be large."""
-    return part.name in (*IN_THE_TABLES, "divergence")
+    return part.name in (*IN_THE_TABLES, "divergence", "leak")
 
 
 def _is_finished(path: Path) -> bool:

@@ -111,8 +111,8 @@ def verdicts_table(runs: Runs) -> Table:
     for rung, words in RUNGS.items():
         for opponent in OPPONENTS:
             pairs = _pairs_of_all(runs, rung, opponent)
-            found = [pair.accuracy for pair in pairs if not cannot_be_compared(pair)]
-            if found:
+            if pairs:
+                found = [pair.accuracy for pair in pairs if not cannot_be_compared(pair)]
                 at = [where(difference) for difference in found]
                 tests = sum(position != "–" for position in at)
                 firm = [d.mean > 0 for d in found if d.num_trials >= FEWEST_PAIRS and chance(d) < 0.05 / tests]

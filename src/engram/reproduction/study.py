@@ -1,4 +1,4 @@
-"""Why the numbers are as they are: the study, ReLU, and the divergence on the mixture, one thing changed at a time."""
+"""Why the numbers are as they are, one thing changed at a time: the study, ReLU, and what happens on the mixture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engram.report.layout import Table, number
 from engram.report.pairs import accuracy_difference
 from engram.report.tables import final_accuracy
 from engram.reproduction.ladder import ENDINGS, LINEAR, PUBLISHED, Runs, as_published, final_configs
-from engram.reproduction.verdicts import points
+from engram.reproduction.verdicts import added, points
 from engram.runs import metrics
 from engram.runs.result import Result
 
@@ -179,6 +179,27 @@ def divergence_configs(benchmark: str) -> dict[str, Config]:
     return {**{name: usual.replace(**changes) for name, changes in CURES.items()}, PLAIN: plain}
 
 
+# Without a penalty DHP learns less of each new task on the mixture than the plain head, as published too (rung 1). The
+# same stream with its fifth task shows whether labels leak there as well.
+LEAKS = {name: CURES[name] for name in ("written after reading", "η fixed at 0.0001", "η fixed at 1")}
+LEAKS["η fixed at 1, written after reading"] = CURES["η fixed at 1, written after reading"]
+AS_PUBLISHED = "as published"
+
+
+def leak_configs(benchmark: str) -> dict[str, Config]:
+    """DHP as published, without a penalty, with each change, and the plain head, by the name of the change.
+
+    Args:
+        benchmark: the mixture.
+
+    Example:
+        >>> leak_configs("vision-mixture")["as published"].penalty is None
+        True
+    """
+    usual, plain = (preset(benchmark, head).replace(**SHORT | {"num_tasks": 5}) for head in ("dhp", "linear"))
+    return {AS_PUBLISHED: usual, **{name: usual.replace(**changes) for name, changes in LEAKS.items()}, PLAIN: plain}
+
+
 # --- what came out
 
 
@@ -223,18 +244,51 @@ def divergence_table(runs: Runs) -> Table:
         >>> print(divergence_table(read_reproduction("results").runs).to_text())
     """
     run = runs.get(("vision-mixture", "divergence"))
-    rows = []
-    for name, result in {} if run is None else run.results.items():
-        third = {row["trial"]: row for row in result.dynamics if row["task"] == 2}.values()
-        digits = {"eta": 4, "alpha_norm": 1, "loss": 3}
-        shown = [number(float(np.mean([row[key] for row in third])), digits[key]) if third else "–" for key in digits]
-        learned = metrics.estimate(result.latest_task[:, 2])
-        num, of = learned.num_trials, len(result.accuracy)
-        tested = number(100 * learned.mean, 1) + ("" if num == of else f" ({num} of {of} trials)")
-        rows.append((name, when_diverged(result) or "0", *shown, tested, final_accuracy(result)))
+    rows = [
+        (name, when_diverged(result) or "0", *_after_task(result, 2), final_accuracy(result))
+        for name, result in ({} if run is None else run.results).items()
+    ]
     columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on that task, %")
     return Table(
         "Why DHP diverges on the mixture: one thing changed at a time. Numbers are of the end of the third task",
         (*columns, "accuracy after all four tasks, %"),
         rows,
     )
+
+
+def leak_table(runs: Runs) -> Table:
+    """DHP without a penalty on the same short mixture: what it has learned of the fifth task, and of all.
+
+    Args:
+        runs: those of a reproduction.
+
+    Example:
+        >>> print(leak_table(read_reproduction("results").runs).to_text())
+    """
+    run = runs.get(("vision-mixture", "leak"))
+    found = {} if run is None else run.results
+    rows = [
+        (
+            name,
+            *_after_task(result, 4),
+            final_accuracy(result),
+            added(result, None if name == PLAIN else found.get(PLAIN)),
+        )
+        for name, result in found.items()
+    ]
+    columns = ("what is changed", "η", "‖α‖", "loss in training", "accuracy on the fifth task, %")
+    return Table(
+        "DHP without a penalty on the mixture: one thing changed at a time. Numbers are of the end of the fifth task",
+        (*columns, "on all five, %", "minus the plain head"),
+        rows,
+    )
+
+
+def _after_task(result: Result, task: int) -> list[str]:
+    """η, ‖α‖, the loss in training and the accuracy on a task at its end, over the trials that have learned it."""
+    last = {row["trial"]: row for row in result.dynamics if row["task"] == task}.values()
+    digits = {"eta": 4, "alpha_norm": 1, "loss": 3}
+    shown = [number(float(np.mean([row[key] for row in last])), digits[key]) if last else "–" for key in digits]
+    learned = metrics.estimate(result.latest_task[:, task])
+    num, of = learned.num_trials, len(result.accuracy)
+    return [*shown, number(100 * learned.mean, 1) + ("" if num == of else f" ({num} of {of} trials)")]
