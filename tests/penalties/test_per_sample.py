@@ -13,7 +13,7 @@ from engram import DHPSoftmax, LinearSoftmax, MatchedSoftmax
 from engram.nn.modules import frozen
 from engram.nn.networks import Network
 from engram.penalties import per_sample
-from engram.penalties.per_sample import sum_per_sample
+from engram.penalties.per_sample import known_layers, sum_per_sample
 
 
 def by_loop(model, parameters, objective, function, inputs) -> dict[str, Tensor]:
@@ -241,6 +241,36 @@ def test_a_model_that_cannot_be_mapped_is_computed_sample_by_sample_with_a_warni
         sums = sum_per_sample(model, dict(model.named_parameters()), objective, torch.abs, inputs)
     expected = by_loop(model, dict(model.named_parameters()), objective, torch.abs, inputs)
     torch.testing.assert_close(sums["scale"], expected["scale"])
+
+
+class Routed(nn.Module):
+    """Of a batch, some rows go through a layer, and the others do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x[:, 0] > 0).nonzero()[:, 0]
+        return self.head(x.index_put((rows,), self.expert(x[rows])))
+
+
+@pytest.mark.filterwarnings("ignore:importances take one backward pass per sample")
+def test_a_layer_may_see_other_rows_in_the_next_batch() -> None:
+    torch.manual_seed(0)
+    model = Routed().eval()
+    parameters = dict(model.named_parameters())
+    first = torch.rand(6, 4) + 0.1
+    second = first.clone()
+    second[:2, 0] = -1
+
+    def objective(outputs: Tensor) -> Tensor:
+        return outputs.square().sum(dim=1)
+
+    with known_layers(model):
+        for inputs in (first, second, first):
+            found = sum_per_sample(model, parameters, objective, torch.square, inputs)
+            torch.testing.assert_close(found, by_loop(model, parameters, objective, torch.square, inputs))
 
 
 def test_gradients_already_there_are_left_alone() -> None:

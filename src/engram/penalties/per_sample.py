@@ -168,9 +168,11 @@ def _sum_by_products(
         entered: dict[str, list[Tensor]] = {prefix: [] for prefix in layers}
 
         def nudge(prefix: str) -> Callable:
-            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+                if output.shape != nudges[prefix].shape:  # of other rows than before: as if it was not called
+                    return None
                 entered[prefix].append(args[0] if args else output)
-                return output + nudges[prefix] if output.shape == nudges[prefix].shape else output
+                return output + nudges[prefix]
 
             return hook
 
