@@ -13,7 +13,7 @@ from engram import DHPSoftmax, LinearSoftmax, MatchedSoftmax
 from engram.nn.modules import frozen
 from engram.nn.networks import Network
 from engram.penalties import per_sample
-from engram.penalties.per_sample import known_layers, sum_per_sample
+from engram.penalties.per_sample import FEW, known_layers, sum_per_sample
 
 
 def by_loop(model, parameters, objective, function, inputs) -> dict[str, Tensor]:
@@ -264,13 +264,36 @@ def test_a_layer_may_see_other_rows_in_the_next_batch() -> None:
     second = first.clone()
     second[:2, 0] = -1
 
-    def objective(outputs: Tensor) -> Tensor:
-        return outputs.square().sum(dim=1)
-
     with known_layers(model):
         for inputs in (first, second, first):
-            found = sum_per_sample(model, parameters, objective, torch.square, inputs)
-            torch.testing.assert_close(found, by_loop(model, parameters, objective, torch.square, inputs))
+            found = sum_per_sample(model, parameters, squared, torch.square, inputs)
+            torch.testing.assert_close(found, by_loop(model, parameters, squared, torch.square, inputs))
+
+
+class TwiceIfLarge(Twice):
+    """One layer, which larger batches go through twice, so that each sample counts by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if len(x) > FEW else self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:importances take one backward pass per sample")
+def test_few_samples_show_which_layers_have_a_row_for_each_and_the_others_are_checked() -> None:
+    torch.manual_seed(0)
+    sizes: list[int] = []
+    plain = nn.Sequential(nn.Linear(4, 3)).eval()
+    plain.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+    inputs = torch.rand(3 * FEW, 4)
+    for model in (plain, TwiceIfLarge().eval()):
+        parameters = dict(model.named_parameters())
+        found = sum_per_sample(model, parameters, squared, torch.square, inputs)
+        torch.testing.assert_close(found, by_loop(model, parameters, squared, torch.square, inputs))
+        if model is plain:
+            assert sizes == [FEW, len(inputs), *[1] * len(inputs)], "the last ones are those of the loop"
+
+
+def squared(outputs: Tensor) -> Tensor:
+    return outputs.square().sum(dim=1)
 
 
 def test_gradients_already_there_are_left_alone() -> None:

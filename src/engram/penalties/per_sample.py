@@ -25,12 +25,13 @@ from engram.penalties.task_checks import check_no_hidden_uses, check_rows
 
 Objective = Callable[..., Tensor]  # (outputs (B, C), *per-sample arguments (B, ...)) -> (B,)
 Function = Callable[[Tensor], Tensor]  # torch.square or torch.abs: f(ab) = f(a) f(b)
+FEW = 8  # samples that show which layers are called once, with a row for each sample
 MAPPED = 2**24  # numbers in the gradients of the samples that are mapped at once, if these are 64 or more
 
 
 @dataclass(frozen=True)
 class ProductLayer:
-    """A layer whose gradient for a sample is an outer product, and the shape of its output for one batch."""
+    """A layer whose gradient for a sample is an outer product, and the shape of its output for one sample."""
 
     layer: nn.Module
     shape: torch.Size
@@ -64,11 +65,12 @@ def sum_per_sample(
         >>> sums = sum_per_sample(model.eval(), dict(model.named_parameters()), norm, torch.abs, inputs)
     """
     known = _known.get(model, {})
-    is_first = inputs.shape not in known
+    kind = inputs.shape[1:]
+    is_first = kind not in known
     if is_first:
-        known[inputs.shape] = find_product_layers(model, inputs)
-    sums = _sum_by_products(model, known[inputs.shape], objective, function, inputs, arguments)
-    if sums is None:  # what the model does depends on the values in the batch
+        known[kind] = find_product_layers(model, inputs[:FEW])
+    sums = _sum_by_products(model, known[kind], objective, function, inputs, arguments)
+    if sums is None:  # what the model does depends on the batch
         sums = _sum_by_products(model, find_product_layers(model, inputs), objective, function, inputs, arguments) or {}
     left = {name: parameter for name, parameter in parameters.items() if name not in sums}
     if left:
@@ -84,7 +86,7 @@ _known: WeakKeyDictionary[nn.Module, dict[torch.Size, Layers]] = WeakKeyDictiona
 
 @contextmanager
 def known_layers(model: nn.Module) -> Iterator[None]:
-    """Within the `with` block, product layers are searched for once for each shape of a batch.
+    """Within the `with` block, product layers are searched for once for each shape of a sample.
 
     Args:
         model: any.
@@ -137,7 +139,7 @@ def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) ->
             continue
         own = {prefix + name for name, theta in layer.named_parameters(recurse=False) if num_uses.get(theta) == 1}
         if own:
-            found[prefix] = ProductLayer(layer, seen[0][1].shape, seen[0][1].dtype, frozenset(own))
+            found[prefix] = ProductLayer(layer, seen[0][1].shape[1:], seen[0][1].dtype, frozenset(own))
     return found
 
 
@@ -180,7 +182,7 @@ def _sum_by_products(
             return objective(model(inputs), *arguments).sum(), entered
 
     used = [(prefix, found.layer, name) for prefix, found in layers.items() for name in found.parameters]
-    nudges = {prefix: inputs.new_zeros(found.shape, dtype=found.dtype) for prefix, found in layers.items()}
+    nudges = {p: inputs.new_zeros((len(inputs), *found.shape), dtype=found.dtype) for p, found in layers.items()}
     # Not by `torch.func.grad`: that imports PyTorch's compiler, which takes seconds.
     with torch.enable_grad():
         value, entered = total({prefix: nudge.requires_grad_() for prefix, nudge in nudges.items()})
