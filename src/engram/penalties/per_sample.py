@@ -74,10 +74,9 @@ def sum_per_sample(
         sums = _sum_by_products(model, find_product_layers(model, inputs), objective, function, inputs, arguments) or {}
     left = {name: parameter for name, parameter in parameters.items() if name not in sums}
     if left:
-        mapped = _sum_by_mapping(model, left, objective, function, inputs, arguments)
+        sums |= _sum_by_mapping(model, left, objective, function, inputs, arguments)
         if is_first and not is_mapped():
             check_no_hidden_uses(model, left, inputs)
-        sums |= mapped
     return {name: sums[name] for name in parameters}
 
 
@@ -127,9 +126,8 @@ def find_product_layers(model: nn.Module, inputs: Tensor, *arguments: Tensor) ->
 
     with _hooked(candidates, watch), torch.enable_grad():
         outputs = model(inputs, *arguments)
-        total = outputs.sum()
     check_rows(outputs, len(inputs))
-    num_uses, nodes = _count_uses(total)
+    num_uses, nodes = _count_uses(outputs)
     found = {}
     for prefix, seen in calls.items():
         layer = candidates[prefix]
@@ -181,22 +179,21 @@ def _sum_by_products(
         with _hooked({prefix: found.layer for prefix, found in layers.items()}, nudge):
             return objective(model(inputs), *arguments).sum(), entered
 
-    used = [(prefix, found.layer, name) for prefix, found in layers.items() for name in found.parameters]
     nudges = {p: inputs.new_zeros((len(inputs), *found.shape), dtype=found.dtype) for p, found in layers.items()}
     # Not by `torch.func.grad`: that imports PyTorch's compiler, which takes seconds.
     with torch.enable_grad():
         value, entered = total({prefix: nudge.requires_grad_() for prefix, nudge in nudges.items()})
     uses, _ = _count_uses(value)
     once = all(len(seen) == 1 for seen in entered.values())
-    if not once or any(uses.get(layer.get_parameter(name.removeprefix(prefix))) != 1 for prefix, layer, name in used):
+    if not once or any(uses.get(model.get_parameter(n)) != 1 for found in layers.values() for n in found.parameters):
         return None
     deltas = torch.autograd.grad(value, list(nudges.values()), materialize_grads=True)
-    sums = {}
-    for (prefix, product), delta in zip(layers.items(), deltas, strict=True):
-        for name, value in _layer_sums(product.layer, entered[prefix][0], delta, function).items():
-            if prefix + name in product.parameters:
-                sums[prefix + name] = value
-    return sums
+    return {
+        prefix + name: slopes
+        for (prefix, product), delta in zip(layers.items(), deltas, strict=True)
+        for name, slopes in _layer_sums(product.layer, entered[prefix][0], delta, function).items()
+        if prefix + name in product.parameters
+    }
 
 
 def _has_products(layer: nn.Module) -> bool:
@@ -212,11 +209,10 @@ def _is_row_a_sample(layer: nn.Module, entered: Tensor, num_samples: int) -> boo
     return len(entered) == num_samples and entered.ndim == (4 if isinstance(layer, nn.Conv2d) else 2)
 
 
-def _count_uses(total: Tensor) -> tuple[dict[Tensor, int], set]:
-    """How many operations of the graph behind `total` use each parameter: a tied weight has several. And all nodes."""
+def _count_uses(end: Tensor) -> tuple[dict[Tensor, int], set]:
+    """How many operations of the graph behind `end` use each parameter: a tied weight has several. And all nodes."""
     uses: dict[Tensor, int] = {}
-    seen = {total.grad_fn}
-    open_nodes = [total.grad_fn]
+    seen, open_nodes = {end.grad_fn}, [end.grad_fn]
     while open_nodes:
         node = open_nodes.pop()
         for following, _ in node.next_functions if node is not None else ():
