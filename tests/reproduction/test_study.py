@@ -158,6 +158,7 @@ def test_the_leak_table_says_how_the_fifth_task_ended_and_what_is_missing_to_the
             diverged = [Divergence(lost, 4, 7)]
         shown = {"epoch": 19, "eta": 0.25, "hebb_norm": 1.0, "alpha_norm": 2.0}
         rows = [{"trial": k, "task": task, "step": 1, "loss": task + k, **shown} for k in range(3) for task in range(5)]
+        rows += [] if lost is None else [{"trial": lost, "task": 4, "step": 2, "loss": 99.0, **shown}]
         return Result(config, (0, 1, 2), accuracy, np.zeros((3, 5)), rows, diverged)
 
     results = {AS_PUBLISHED: result("dhp", 0.4), "η fixed at 1": result("dhp", 0.3, 1), PLAIN: result("linear", 0.6)}
@@ -165,7 +166,7 @@ def test_the_leak_table_says_how_the_fifth_task_ended_and_what_is_missing_to_the
     rows = leak_table({("vision-mixture", "leak"): run}).rows
     assert [row[0] for row in rows] == list(results)
     assert rows[0][1:5] == ("0.2500", "2.0", "5.000", "40.0")
-    assert rows[1][4] == "30.0 (2 of 3 trials)"
+    assert rows[1][3:5] == ("5.000", "30.0 (2 of 3 trials)"), "without the trial that diverged"
     assert [row[5].split()[0] for row in rows] == ["48.00", "46.00", "52.00"]
     assert [row[6] for row in rows] == ["-4.00 [-4.00, -4.00]", "1 of 3 diverged", "–"]
     assert leak_table({}).rows == []
