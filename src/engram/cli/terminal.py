@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -179,6 +180,7 @@ class Interruption:
 
     def end(self) -> NoReturn:
         self._print_stopped()
+        atexit.register(_ignore_signals)  # Python's own end would let one that comes twice kill it
         sys.exit(self.exit_code or INTERRUPTED)
 
     def _print_stopped(self) -> None:
@@ -209,6 +211,11 @@ def interruptible(
         if interruption.exit_code is None:  # else the command ends now, and a signal may come once more
             for number in ours:
                 signal.signal(number, usual[number])
+
+
+def _ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _may_be_replaced(handler: object) -> bool:
