@@ -44,6 +44,7 @@ from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, Runs, rounds_of
 from engram.reproduction.map import best_rates_table, map_table
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
+    MIXTURE,
     OPPONENTS,
     RUNGS,
     SEARCHED,
@@ -120,10 +121,10 @@ def _of_rung(runs: Runs, rung: int, name: str) -> dict[str, str]:
     for opponent in OPPONENTS:
         found = rung_differences(runs, rung, opponent)
         known[f"{name}: {opponent}"] = counted(found)
-        above = sum(where(difference) == "above zero" for difference in found)
-        known[f"{name}: {opponent} above"] = f"{above} of {len(found)}"
-        known[f"{name}: {opponent} mean"] = points(rung_mean(runs, rung, opponent))
         pairs = [pair for benchmark in PAPER_BENCHMARKS for pair in rung_pairs(runs, benchmark, rung, opponent)]
+        on_digits = [where(pair.accuracy) for pair in pairs if pair.benchmark != MIXTURE]
+        known[f"{name}: {opponent} above"] = f"{on_digits.count('above zero')} of {len(on_digits)}"
+        known[f"{name}: {opponent} mean"] = points(rung_mean(runs, rung, opponent))
         known |= {f"{name}: {opponent} {pair.benchmark} {pair.label}": points(pair.accuracy) for pair in pairs}
     return known
 

@@ -36,6 +36,7 @@ from engram.report.figures import (
     trace_dynamics,
     write_figures,
 )
+from engram.report.figures.drawing import INK
 from engram.report.figures.ladder import SIDES, Differences, ladder_figure
 from engram.report.figures.matrices import Panel, difference_map
 from engram.report.pairs import pairs
@@ -376,7 +377,7 @@ def test_the_ladder_marks_where_trials_diverged() -> None:
     drawing = ladder_figure(found, "linear")
     texts = [[text for text in axes.texts if text.get_ha() == "right"] for axes in drawing.figure.axes]
     assert [[text.get_text() for text in column] for column in texts] == [["diverged"], ["-5.0*"]]
-    assert {text.get_color() for column in texts for text in column} == {SIDES["below zero"]}
+    assert [text.get_color() for column in texts for text in column] == [INK, SIDES["below zero"]]
     assert "asterisk" in drawing.caption
 
 

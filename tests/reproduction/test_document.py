@@ -300,6 +300,32 @@ def test_the_ladder_says_where_trials_diverged_and_how_many_pairs_are_left() -> 
     assert shown["Split MNIST: mas"].endswith("]")
 
 
+def test_a_head_alone_stands_on_rung_2_everywhere_and_means_leave_the_mixture_out() -> None:
+    better, same, worse = [0.6, 0.61, 0.62], [0.49, 0.512, 0.521], [0.4, 0.41, 0.42]
+    runs = rung_1(better, same)
+    mixed = [
+        replace(each, config=preset("vision-mixture", label, num_tasks=2, trials=3))
+        for label, each in rung_1(worse, same)["split-mnist", "rung-1"].results.items()
+    ]
+    runs["vision-mixture", "rung-1"] = run("rung-1", *mixed)
+    assert rung_pairs(runs, "vision-mixture", 2, "linear") == [], "rung 2 was not run at all"
+    runs["split-mnist", "rung-2"] = run("rung-2", result("dhp+si", better), result("linear+si", same))
+    assert [pair.label for pair in rung_pairs(runs, "vision-mixture", 2, "linear")] == ["dhp"]
+    rows = {row[0]: row for row in verdicts_table(runs).rows}
+    assert rows["1: as published, minus linear"][1:6] == ("8", "4", "0", "4", "0")
+    assert rows["2: each its own strength, minus linear"][1:6] == ("3", "2", "0", "1", "0")
+    assert {row[-1] for row in rows.values() if "linear" in row[0]} == {verdicts.points(accuracy_of(better, same))}
+    assert claims_of(runs)[2] == "contradicted: better in 2 of 3, worse in 1"
+
+
+def accuracy_of(ours: list[float], theirs: list[float]) -> Estimate:
+    return metrics.paired_difference(np.array(ours), np.array(theirs))
+
+
+def claims_of(runs: dict[tuple[str, str], Run]) -> tuple[str, ...]:
+    return rung_claims_table(runs).rows[0]
+
+
 def test_differences_without_a_pair_are_left_out() -> None:
     assert pairs({"dhp": result("dhp", [0.5])}) == []
 

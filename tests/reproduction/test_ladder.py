@@ -369,7 +369,7 @@ def test_the_verdict_says_where_the_intervals_of_each_rung_lie(
     for rung, sentence in enumerate(said, start=1):
         assert sentence == (
             f"Rung {rung}, {RUNGS[rung]}, on Split MNIST alone: "
-            "better in 0 of 4 comparisons, worse in 0, unclear in 0; 4 were not tested."
+            "better in 0 of 4 comparisons, worse in 0, unclear in 0; 4 could not be compared."
         )
     assert ladder_verdict({}) == []
 

@@ -147,26 +147,27 @@ def test_the_divergence_table_says_which_trials_diverged_and_how_the_third_task_
     assert divergence_table({}).rows == []
 
 
-def test_the_leak_table_says_how_the_fifth_task_ended_and_what_is_missing_to_the_plain_head() -> None:
+def test_the_leak_table_says_how_the_last_two_tasks_ended() -> None:
     def result(method: str, last: float, lost: int | None = None) -> Result:
         config = preset("vision-mixture", method).replace(**SHORT | {"num_tasks": 5})
         accuracy = np.full((3, 5, 5), 0.5)
         accuracy[:, 4, 4] = last
         diverged = []
         if lost is not None:
-            accuracy[lost, 4] = np.nan
-            diverged = [Divergence(lost, 4, 7)]
+            accuracy[lost, 3:] = np.nan
+            diverged = [Divergence(lost, 3, 7)]
         shown = {"epoch": 19, "eta": 0.25, "hebb_norm": 1.0, "alpha_norm": 2.0}
         rows = [{"trial": k, "task": task, "step": 1, "loss": task + k, **shown} for k in range(3) for task in range(5)]
-        rows += [] if lost is None else [{"trial": lost, "task": 4, "step": 2, "loss": 99.0, **shown}]
+        rows += [] if lost is None else [{"trial": lost, "task": 3, "step": 2, "loss": 99.0, **shown}]
         return Result(config, (0, 1, 2), accuracy, np.zeros((3, 5)), rows, diverged)
 
     results = {AS_PUBLISHED: result("dhp", 0.4), "η fixed at 1": result("dhp", 0.3, 1), PLAIN: result("linear", 0.6)}
     run = Run(Path("leak"), {k: r.config for k, r in results.items()}, results, {"part": "leak"})
     rows = leak_table({("vision-mixture", "leak"): run}).rows
     assert [row[0] for row in rows] == list(results)
-    assert rows[0][1:5] == ("0.2500", "2.0", "5.000", "40.0")
-    assert rows[1][3:5] == ("5.000", "30.0 (2 of 3 trials)"), "without the trial that diverged"
-    assert [row[5].split()[0] for row in rows] == ["48.00", "46.00", "52.00"]
-    assert [row[6] for row in rows] == ["-4.00 [-4.00, -4.00]", "1 of 3 diverged", "–"]
+    assert rows[0][1:7] == ("0", "0.2500", "2.0", "4.000", "50.0", "40.0"), "of the fourth task, and of the fifth"
+    assert rows[1][1] == "1 of 3, 1 in task 4"
+    assert rows[1][4:6] == ("4.000", "50.0 (2 of 3 trials)"), "without the trial that diverged"
+    assert rows[1][6] == "30.0 (2 of 3 trials)"
+    assert [row[7].split()[0] for row in rows] == ["48.00", "46.00", "52.00"]
     assert leak_table({}).rows == []

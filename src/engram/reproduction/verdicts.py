@@ -152,7 +152,7 @@ def counted(found: Sequence[Estimate], better: str = "better") -> str:
     """
     at = [where(difference) for difference in found]
     above, around, below = (at.count(f"{word} zero") for word in ("above", "around", "below"))
-    untested = f"; {at.count('–')} were not tested" if "–" in at else ""
+    untested = f"; {at.count('–')} could not be compared" if "–" in at else ""
     return f"{better} in {above} of {count(len(at), 'comparison')}, worse in {below}, unclear in {around}{untested}"
 
 

@@ -154,12 +154,14 @@ def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) ->
             axes.plot([100 * difference.mean], [at], color=colour, clip_on=False, **MARK)
             _value(axes, 100 * difference.mean, at, colour, "*" if column in each.lost else "")
         elif column in each.lost:
-            _at_the_end(axes, DIVERGED, at, SIDES["below zero"])
+            _at_the_end(axes, DIVERGED, at, INK)
+        elif column != THEIRS:
+            _at_the_end(axes, "–", at, SIDES["around zero"])
 
 
 def _value(axes: Axes, points: float, at: float, colour: str, mark: str = "") -> None:
     """A difference as a number at the end of its row: many are too small for the scale that all columns share."""
-    _at_the_end(axes, number(points, 1) + mark, at, colour)
+    _at_the_end(axes, number(points, 1 if abs(points) >= 0.1 else 2) + mark, at, colour)
 
 
 def _at_the_end(axes: Axes, words: str, at: float, colour: str) -> None:
