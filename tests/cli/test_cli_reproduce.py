@@ -14,7 +14,7 @@ from command import Command
 from rich.console import Console
 
 from builders import files_in
-from engram.cli.terminal import RareLines
+from engram.cli.terminal import PeriodicLines
 from engram.config.paper import PAPER_METHODS
 from engram.engine import InProcess
 from engram.engine.in_process import ReportOfStack, Stack
@@ -79,7 +79,7 @@ def test_the_time_that_is_left_is_that_at_the_speed_since_a_resume(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("engram.cli.terminal.time.monotonic", lambda: now[0])
-    lines = RareLines(Console(), "a part")
+    lines = PeriodicLines(Console(), "a part")
     for seconds, done in ((105, 0.5), (120, 0.55), (135, 0.6), (150, 0.65), (165, 0.7)):
         now[0] = seconds
         lines.show(done)

@@ -61,6 +61,8 @@ def test_an_unfinished_run_is_compared_after_the_tasks_that_both_have_learned() 
     accuracy[:, 3:] = np.nan
     accuracy[2, 2:] = np.nan
     short = replace(whole, accuracy=accuracy, diverged=[Divergence(2, 2, 5)])
+    later = replace(whole, diverged=[Divergence(5, 3, 9)])  # after what both have learned
+    assert accuracies.compare(later, short)["diverged"] == [[], [2]]
     found = accuracies.compare(whole, short)
     assert found["num_tasks"] == 3
     assert found["diverged"] == [[], [2]]

@@ -370,6 +370,14 @@ def test_the_ladder_has_each_difference_as_a_number() -> None:
     assert numbers == [["1.5", "1.5"], ["5.0", "-5.0", "5.0"], ["1.0", "1.0"]]
 
 
+def test_the_ladder_shows_small_differences_with_one_more_digit_and_a_dash_where_one_method_was_not_run() -> None:
+    rung = "1: as published"
+    small = Estimate(0.0004, 0.0001, 0.0001, 0.0007, 5)
+    found = [Differences("Split MNIST", "alone", {rung: small}, None), Differences("Split MNIST", "si", {}, None)]
+    (axes,) = ladder_figure(found, "linear").figure.axes
+    assert [text.get_text() for text in axes.texts if text.get_ha() == "right"] == ["0.04", "–"]
+
+
 def test_the_ladder_marks_where_trials_diverged() -> None:
     first, second = "1: as published", "2: each its own strength"
     some, none = Estimate(-0.05, 0.01, -0.07, -0.03, 4), Estimate(math.nan, math.nan, math.nan, math.nan, 0)

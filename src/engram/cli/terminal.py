@@ -57,7 +57,7 @@ class Bars:
         if self.console.is_terminal:
             self.bars.start()
         task = self.bars.add_task(what, total=STEPS)
-        lines = RareLines(self.console, what)
+        lines = PeriodicLines(self.console, what)
 
         def show(progress: RunProgress) -> None:
             self.bars.update(task, completed=round(STEPS * progress.done))
@@ -73,7 +73,7 @@ class Bars:
             self.bars.remove_task(task)
 
 
-class RareLines:
+class PeriodicLines:
     """How far something long has come, in a line every half a minute, for a file or a pipe.
 
     Args:

@@ -232,6 +232,9 @@ def when_diverged(result: Result) -> str:
     return f"{len(result.diverged)} of {len(result.accuracy)}, {when}" if when else ""
 
 
+COLUMNS = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on that task, %")
+
+
 def divergence_table(runs: Runs) -> Table:
     """DHP on a short mixture with one thing changed at a time: which trials diverged, and what its trace was like.
 
@@ -248,10 +251,9 @@ def divergence_table(runs: Runs) -> Table:
         (name, when_diverged(result) or "0", *_after_task(result, 2), final_accuracy(result))
         for name, result in ({} if run is None else run.results).items()
     ]
-    columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on that task, %")
     return Table(
         "Why DHP diverges on the mixture: one thing changed at a time. Numbers are of the end of the third task",
-        (*columns, "accuracy after all four tasks, %"),
+        (*COLUMNS, "accuracy after all four tasks, %"),
         rows,
     )
 
@@ -276,10 +278,9 @@ def leak_table(runs: Runs) -> Table:
         )
         for name, result in ({} if run is None else run.results).items()
     ]
-    columns = ("what is changed", "trials diverged", "η", "‖α‖", "loss in training", "accuracy on that task, %")
     return Table(
         "DHP without a penalty on the mixture: one thing changed at a time. Numbers are of the end of the fourth task",
-        (*columns, "on the fifth, after it, %", "on all five, %"),
+        (*COLUMNS, "accuracy on the fifth task, %", "accuracy after all five tasks, %"),
         rows,
     )
 
