@@ -18,8 +18,8 @@ from engram.reproduction.folder import missing_from_part
 from engram.reproduction.ladder import (
     ENDINGS,
     GRID,
-    GRID_ROUNDS,
     Runs,
+    grid_rounds,
     of_one_initialisation,
     rounds_of,
     scores_of,
@@ -87,10 +87,10 @@ def best_settings(runs: Runs) -> dict[str, dict[str, dict[str, Any]]]:
                 for each in with_one_budget(benchmark)
                 if each.label in final.configs
             }
-        elif len(grid) == len(GRID):
+        elif len(grid) == len(grid_rounds(benchmark)):
             found: dict[str, tuple[float, dict[str, Any]]] = {}
             for each in (*with_own_strength(benchmark), *of_one_initialisation(benchmark)):
-                scores = scores_of(each, grid, GRID_ROUNDS)
+                scores = scores_of(each, grid, grid_rounds(benchmark))
                 if scores and max(scores.values()) > found.get(each.config.method, (-math.inf,))[0]:
                     settings = {"head_init": each.config.head_init, **settings_at(each.axes, best_point(scores))}
                     found[each.config.method] = (max(scores.values()), settings)

@@ -35,8 +35,10 @@ from engram.reproduction.rungs import (
 )
 from engram.reproduction.search import best_point
 from engram.runs.result import Divergence
-from engram.runs.run import Run
+from engram.runs.run import Run, read_run
 
+RESULTS = Path(__file__).parents[2] / "results"
+GRID = ("grid-1", "grid-2")  # of Split MNIST
 TINY: dict[str, Any] = {"dataset": "mnist-small", "num_tasks": 2, "epochs": 1, "hidden": [8], "max_samples": 60}
 
 
@@ -67,6 +69,23 @@ def test_every_contestant_tries_as_many_settings() -> None:
         configs = ladder.STEPS[part].configs("split-mnist", {})
         tried = [label.partition(":")[0] for label in configs]
         assert {tried.count(name) for name in tried} == {number}
+
+
+def test_on_the_mixture_the_grids_have_a_third_round_which_goes_beyond_an_edge() -> None:
+    first = {("vision-mixture", part): read_run(RESULTS / "vision-mixture" / part) for part in GRID}
+    configs = ladder.STEPS["grid-3"].configs("vision-mixture", first)
+    assert len(configs) == 15 * 3
+    for each in ladder.with_own_strength("vision-mixture"):
+        scores = ladder.scores_of(each, ladder.rounds_of(first, "vision-mixture", ladder.GRID), (5, 3))
+        third = {config.strength for label, config in configs.items() if label.startswith(f"{each.label}:")}
+        tried = {each.axes[0].value(k) for (k,) in scores}
+        assert len(third) == 3
+        assert not third & tried
+        if each.axes[0].value(best_point(scores)[0]) == max(tried):
+            assert sum(value > max(tried) for value in third) >= 2, each.label
+    needs = {part.benchmark: part.needs for part in plan(parts=["rung-2"])}
+    assert [part for _, part in needs["vision-mixture"]] == ["grid-1", "grid-2", "grid-3"]
+    assert [part for _, part in needs["split-mnist"]] == ["grid-1", "grid-2"]
 
 
 def test_networks_have_fewer_epochs_where_many_are_trained_to_choose_settings() -> None:
@@ -137,8 +156,8 @@ def small_ladder(
 
 def test_each_rung_uses_what_its_rounds_found(small_ladder: tuple[Path, dict[tuple[str, str], Run]]) -> None:
     folder, runs = small_ladder
-    assert [part for _, part in runs] == list(ladder.STEPS)
-    grid = [runs["split-mnist", part] for part in ladder.GRID]
+    assert [part for _, part in runs] == [part for part in ladder.STEPS if part != "grid-3"]
+    grid = [runs["split-mnist", part] for part in GRID]
     assert [len(run.results) for run in grid] == [15 * 5, 15 * 3]
     for label, config in runs["split-mnist", "rung-2"].configs.items():
         tried = {
@@ -248,7 +267,7 @@ def test_heads_are_compared_at_one_strength_the_best_of_one_of_them(
     small_ladder: tuple[Path, dict[tuple[str, str], Run]],
 ) -> None:
     _, runs = small_ladder
-    tried = [each for part in ladder.GRID for each in runs["split-mnist", part].results.values() if not each.diverged]
+    tried = [each for part in GRID for each in runs["split-mnist", part].results.values() if not each.diverged]
 
     def scores(method: str, init: str) -> dict[float, float]:
         chosen = [r for r in tried if (r.config.method, r.config.head_init) == (method, init)]
@@ -313,7 +332,7 @@ def test_the_best_settings_are_those_of_rung_4_or_else_of_the_grids(
         assert {"learning_rate", "head_init"} < set(best[config.method])
     without = {key: run for key, run in runs.items() if key[1] != "rung-4"}
     grids = best_settings(without)["split-mnist"]
-    tried = [result for part in ladder.GRID for result in runs["split-mnist", part].results.values()]
+    tried = [result for part in GRID for result in runs["split-mnist", part].results.values()]
     for method, settings in grids.items():
         scores = {
             (result.config.head_init, result.config.strength): ladder.score(result)
@@ -378,7 +397,7 @@ def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkey
     parts = tiny(monkeypatch, ("rung-2",))
     said = refusal(run_parts, parts, tmp_path / "new", digits)
     assert said == "rung-2 of split-mnist needs what is not finished: grid-1, grid-2"
-    run_parts(tiny(monkeypatch, ladder.GRID), tmp_path / "new", digits)
+    run_parts(tiny(monkeypatch, GRID), tmp_path / "new", digits)
     assert list(run_parts(parts, tmp_path / "new", digits)) == [("split-mnist", "rung-2")]
 
 

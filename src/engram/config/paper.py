@@ -53,6 +53,7 @@ PARTS = {
     "rung-1": "rung 1 of the ladder: as published",
     "grid-1": "the grids over the strengths, first round",
     "grid-2": "the grids over the strengths, second round",
+    "grid-3": "the grids over the strengths, third round",
     "rung-2": "rung 2: each at the best strength of its own grid",
     "rung-3": "rung 3: one initialisation for all",
     "search-1": "the search for rung 4, first round",

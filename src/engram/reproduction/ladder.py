@@ -34,6 +34,7 @@ TRIALS_OF_A_SETTING = 3
 # How many settings a contestant tries, round by round.
 GRID_ROUNDS = (5, 3)
 SEARCH_ROUNDS = (7, 5, 4, 4)
+MORE_GRID_ROUNDS = {"vision-mixture": (5, 3, 3)}  # after two, some of the best strengths were at an edge
 STRENGTH_FACTOR = RATE_FACTOR = 3.0
 
 # The knob of each head on rung 4, where the middle of its star is the value that the head has otherwise.
@@ -231,7 +232,7 @@ def rounds_of(runs: Runs, benchmark: str, parts: Sequence[str]) -> list[Run]:
 
 def _grid(benchmark: str, runs: Runs) -> dict[str, Config]:
     contestants = [*with_own_strength(benchmark), *of_one_initialisation(benchmark)]
-    return round_configs(contestants, rounds_of(runs, benchmark, GRID), GRID_ROUNDS)
+    return round_configs(contestants, rounds_of(runs, benchmark, GRID), grid_rounds(benchmark))
 
 
 def _search(benchmark: str, runs: Runs) -> dict[str, Config]:
@@ -240,12 +241,20 @@ def _search(benchmark: str, runs: Runs) -> dict[str, Config]:
 
 
 def _after_grid(contestants: Callable[[str], list[Contestant]]) -> Configs:
-    return lambda benchmark, runs: final_configs(contestants(benchmark), rounds_of(runs, benchmark, GRID), GRID_ROUNDS)
+    def configs(benchmark: str, runs: Runs) -> dict[str, Config]:
+        return final_configs(contestants(benchmark), rounds_of(runs, benchmark, GRID), grid_rounds(benchmark))
+
+    return configs
 
 
 def _rung_4(benchmark: str, runs: Runs) -> dict[str, Config]:
     rounds = rounds_of(runs, benchmark, SEARCH)
     return final_configs(with_one_budget(benchmark), rounds, search_rounds(benchmark))
+
+
+def grid_rounds(benchmark: str) -> tuple[int, ...]:
+    """How many strengths each round of the grids has."""
+    return MORE_GRID_ROUNDS.get(benchmark, GRID_ROUNDS)
 
 
 def search_rounds(benchmark: str) -> tuple[int, ...]:
@@ -268,11 +277,12 @@ class Step:
     of_all: tuple[str, ...] = ()
 
 
-GRID, SEARCH = ("grid-1", "grid-2"), ("search-1", "search-2", "search-3", "search-4")
+GRID, SEARCH = ("grid-1", "grid-2", "grid-3"), ("search-1", "search-2", "search-3", "search-4")
 STEPS = {
     "rung-1": Step(lambda benchmark, _: final_configs(as_published(benchmark), (), ())),
     "grid-1": Step(_grid),
     "grid-2": Step(_grid, GRID[:1]),
+    "grid-3": Step(_grid, GRID[:2]),
     "rung-2": Step(_after_grid(with_own_strength), GRID),
     "rung-3": Step(_after_grid(of_one_initialisation), GRID),
     "search-1": Step(_search),

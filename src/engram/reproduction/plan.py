@@ -12,7 +12,7 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.reproduction import stress
-from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Runs, Step
+from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Runs, Step, grid_rounds, search_rounds
 from engram.reproduction.map import map_configs
 from engram.reproduction.study import divergence_configs, leak_configs, relu_configs, study_configs
 
@@ -21,8 +21,8 @@ NOT_RUN = {
     ("vision-mixture", "sensitivity"),
     ("imbalanced-permuted-mnist", "study"),
     ("vision-mixture", "study"),
-    ("vision-mixture", "search-3"),  # see `ladder.FEWER_ROUNDS`
-    ("vision-mixture", "search-4"),
+    *((benchmark, part) for benchmark in PAPER_BENCHMARKS for part in GRID[len(grid_rounds(benchmark)) :]),
+    *((benchmark, part) for benchmark in PAPER_BENCHMARKS for part in SEARCH[len(search_rounds(benchmark)) :]),
     *((name, part) for name in PAPER_BENCHMARKS if name != "vision-mixture" for part in ("divergence", "leak")),
     ("vision-mixture", "map"),
     *((benchmark, "relu") for benchmark in PAPER_BENCHMARKS if benchmark != "split-mnist"),

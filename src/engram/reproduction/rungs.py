@@ -199,7 +199,7 @@ def settings_table(runs: Runs, benchmark: str, rung: int) -> Table:
         >>> settings_table(read_reproduction("results").runs, "split-mnist", 2).rows[0][1]
     """
     parts = ladder.SEARCH if rung == 4 else ladder.GRID
-    sizes = ladder.search_rounds(benchmark) if rung == 4 else ladder.GRID_ROUNDS
+    sizes = ladder.search_rounds(benchmark) if rung == 4 else ladder.grid_rounds(benchmark)
     rounds = ladder.rounds_of(runs, benchmark, parts)
     return tried_table(f"Rung {rung}", SEARCHED[rung](benchmark), rounds, sizes)
 
@@ -214,7 +214,7 @@ def tried_table(title: str, contestants: Sequence[Contestant], rounds: Sequence[
         sizes: how many points each round has.
 
     Example:
-        >>> tried_table("Rung 2", with_own_strength("split-mnist"), rounds, GRID_ROUNDS).rows[0][1]
+        >>> tried_table("Rung 2", with_own_strength("split-mnist"), rounds, grid_rounds("split-mnist")).rows[0][1]
     """
     trials = max((config.trials for run in rounds for config in run.configs.values()), default=0)
     return Table(

@@ -17,7 +17,6 @@ from engram.report.pairs import Pair
 from engram.report.tables import final_accuracy
 from engram.reproduction.form import chosen_head
 from engram.reproduction.ladder import (
-    GRID_ROUNDS,
     RATE_FACTOR,
     SEARCH,
     Contestant,
@@ -56,7 +55,7 @@ CNN = "a CNN, on the mixture"
 
 # Where the search for the learning rate of another optimizer starts. Momentum 0.9 adds up ten steps.
 RATES = {"momentum 0.9": 0.003, "Adam": 0.001}
-RATE_ROUNDS = GRID_ROUNDS
+RATE_ROUNDS = (5, 3)
 
 
 def contestants(
