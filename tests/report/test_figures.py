@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from builders import labelled, write_run
@@ -343,30 +345,63 @@ def steps(paper: float | None = 1.5) -> list[Differences]:
     ]
 
 
-def test_the_ladder_has_a_column_for_the_paper_and_for_each_rung_on_one_scale() -> None:
-    figure = ladder_figure(steps(), "linear").figure
-    theirs, first, second = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["the paper", "1: as\npublished", "2: each\nits own\nstrength"]
-    assert theirs.get_xlim() == first.get_xlim() == second.get_xlim()
-    assert [tick.get_text() for tick in theirs.get_yticklabels()] == ["alone", "online-ewc", "alone"]
-    hollow = [line for line in theirs.lines if line.get_marker() == "D"]
-    assert [line.get_xdata()[0] for line in hollow] == [1.5, 1.5]
-    ours = [line for line in first.lines if line.get_marker() == "o"]
+def columns_of_the_ladder(found: list[Differences]) -> list[list[Axes]]:
+    """The panels of each column, from top to bottom."""
+    panels = ladder_figure(found, "linear").figure.axes
+    columns = {panel.get_subplotspec().colspan.start for panel in panels}
+    return [[panel for panel in panels if panel.get_subplotspec().colspan.start == k] for k in sorted(columns)]
+
+
+def marks_of(panels: list[Axes], marker: str) -> list[Line2D]:
+    return [line for axes in panels for line in axes.lines if line.get_marker() == marker]
+
+
+def test_the_ladder_has_a_column_for_the_paper_and_for_each_rung() -> None:
+    theirs, first, second = columns = columns_of_the_ladder(steps())
+    titles = [panels[0].get_title().strip() for panels in columns]
+    assert titles == ["the paper", "1: as\npublished", "2: each\nits own\nstrength"]
+    names = [[tick.get_text() for tick in axes.get_yticklabels()] for axes in theirs]
+    assert names == [["alone", "online-ewc"], ["alone"]], "a row of panels for each benchmark"
+    assert [line.get_xdata()[0] for line in marks_of(theirs, "D")] == [1.5, 1.5]
+    ours = marks_of(first, "o")
     assert [line.get_xdata()[0] for line in ours] == pytest.approx([5, -5, 5])
     assert [line.get_color() for line in ours] == [SIDES[side] for side in ("above zero", "below zero", "above zero")]
-    assert {line.get_color() for line in second.lines if line.get_marker() == "o"} == {SIDES["around zero"]}
-    assert len(ladder_figure(steps(paper=None), "linear").figure.axes) == 2
+    assert {line.get_color() for line in marks_of(second, "o")} == {SIDES["around zero"]}
+    assert len(columns_of_the_ladder(steps(paper=None))) == 2
+
+
+def test_the_columns_of_a_benchmark_have_one_scale_with_room_for_their_numbers() -> None:
+    for panels in zip(*columns_of_the_ladder(steps()), strict=True):
+        limits = {axes.get_xlim() for axes in panels}
+        assert len(limits) == 1
+        ((left, right),) = limits
+        ends = [
+            x for axes in panels for line in axes.lines if line.get_color() in SIDES.values() for x in line.get_xdata()
+        ]
+        assert left <= min(ends)
+        assert max(ends) < right - 0.4 * (right - left), "where numbers are"
+        ticks = panels[0].get_xticks()
+        assert 0 in ticks
+        assert len(ticks) > 1, "zero alone says nothing about the size of a difference"
+
+
+@pytest.mark.parametrize(("largest", "step"), [(12.6, 10), (6.7, 5), (2.1, 2), (0.07, 0.05), (1, 1)])
+def test_the_ticks_of_the_ladder_are_round_numbers(largest: float, step: float) -> None:
+    found = [Differences("Split MNIST", "si", {"1: as published": Estimate(0, 1, -largest / 100, 0, 5)}, None)]
+    ((axes,),) = columns_of_the_ladder(found)
+    assert axes.get_xticks()[0] == pytest.approx(-step)
 
 
 def test_the_ladder_says_what_was_not_run_yet() -> None:
-    words = [[text.get_text() for text in axes.texts] for axes in ladder_figure(steps(), "linear").figure.axes]
+    columns = columns_of_the_ladder(steps())
+    words = [[text.get_text() for axes in panels for text in axes.texts] for panels in columns]
     words = [[text for text in column if not text.strip("-").replace(".", "").isdigit()] for column in words]
     assert words == [["Split MNIST", "Imbalanced Permuted MNIST"], [], ["not\nrun yet"]]
 
 
 def test_the_ladder_has_each_difference_as_a_number() -> None:
-    figure = ladder_figure(steps(), "linear").figure
-    numbers = [[text.get_text() for text in axes.texts if text.get_ha() == "right"] for axes in figure.axes]
+    texts = [[text for axes in panels for text in axes.texts] for panels in columns_of_the_ladder(steps())]
+    numbers = [[text.get_text() for text in column if text.get_ha() == "right"] for column in texts]
     assert numbers == [["1.5", "1.5"], ["5.0", "-5.0", "5.0"], ["1.0", "1.0"]]
 
 
@@ -394,14 +429,14 @@ def panels() -> list[Panel]:
     better, worse = Estimate(0.02, 0.001, 0.01, 0.03, 5), Estimate(-0.01, 0.001, -0.02, -0.001, 5)
     neither = Estimate(0.001, 0.01, -0.02, 0.02, 5)
     cells = {("1", "0.01"): better, ("1", "0.1"): neither, ("5", "0.01"): worse, ("5", "0.1"): None}
-    return [Panel("Split MNIST", "dhp", cells), Panel("Split MNIST", "dhp+si", dict(list(cells.items())[:3]))]
+    return [Panel("dhp", "Split MNIST", cells), Panel("dhp", "Permuted MNIST", dict(list(cells.items())[:3]))]
 
 
 def test_a_map_has_a_dot_where_an_interval_excludes_zero() -> None:
     drawing = difference_map(panels(), "Where", "epochs", "rate")
     left, right, _ = drawing.figure.axes
-    assert [axes.get_title().strip() for axes in (left, right)] == ["dhp", "dhp+si"]
-    assert left.get_title(loc="left") == "Split MNIST"
+    assert [axes.get_title().strip() for axes in (left, right)] == ["Split MNIST", "Permuted\nMNIST"]
+    assert left.get_title(loc="left") == "dhp"
     marks = [
         [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in axes.lines] for axes in (left, right)
     ]

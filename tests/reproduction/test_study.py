@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,16 @@ def test_the_map_has_a_row_for_each_rate_and_number_of_epochs(small: tuple[Path,
     _, runs = small
     run = runs["split-mnist", "map"]
     table = map_table(runs, "split-mnist")
-    assert len(table.rows) == len(EPOCHS) * len(RATES)
-    assert table.columns[2:] == tuple(name + ending for ending in PENALTIES for name in ("linear", *HEADS))
-    for row, (epochs, rate) in zip(table.rows, [(e, r) for e in EPOCHS for r in RATES], strict=True):
+    places = list(product(PENALTIES, EPOCHS, RATES))
+    assert table.columns[2:] == ("linear", *HEADS)
+    for row, (ending, epochs, rate) in zip(table.rows, places, strict=True):
+        assert row[0].startswith("si, " if ending else "alone, ")
         assert row[1] == f"{rate:g}"
-        for column, cell in zip(table.columns[2:], row[2:], strict=True):
-            value = last(run, label_of(epochs, rate, column))
-            head, _, penalty = column.partition("+")
+        for head, cell in zip(table.columns[2:], row[2:], strict=True):
+            value = last(run, label_of(epochs, rate, head + ending))
             if head != "linear":
-                value -= last(run, label_of(epochs, rate, "linear" + f"+{penalty}" * bool(penalty)))
-            assert float(cell.split()[0]) == pytest.approx(value, abs=0.006), column
+                value -= last(run, label_of(epochs, rate, "linear" + ending))
+            assert float(cell.split()[0]) == pytest.approx(value, abs=0.006), head
     assert map_table(runs, "permuted-mnist").rows == []
 
 
@@ -63,25 +64,31 @@ def test_trials_that_diverged_or_were_not_run_are_said_to_be_so(small: tuple[Pat
     results = {k: replace(r, diverged=[Divergence(0, 0, 0)]) if k == lost else r for k, r in run.results.items()}
     del results[gone]
     changed = {("split-mnist", "map"): replace(run, results=results)}
-    rows = {(row[0], row[1]): row for row in map_table(changed, "split-mnist").rows}
-    assert rows["1 epoch", "0.01"][4] == "1 of 1 diverged"
-    assert rows["5 epochs", "0.03"][3] == "–"
+    table = map_table(changed, "split-mnist")
+    rows = {(row[0], row[1]): row for row in table.rows}
+    assert rows["alone, 1 epoch", "0.01"][table.columns.index("steady")] == "1 of 1 diverged"
+    assert rows["alone, 5 epochs", "0.03"][table.columns.index("dhp")] == "–"
     drawing = draw_map(changed)
     assert drawing is not None
-    shown = {tuple(row[1:4]): row[4] for row in drawing.rows}
+    shown = {(row[0], *row[2:4]): row[4] for row in drawing.rows}
     assert np.isnan(float(shown["steady", "1", "0.01"]))
     assert ("dhp", "5", "0.03") not in shown
-    assert [row[0] for row in best_rates_table(changed).rows] == ["Split MNIST, 1 epoch", "Split MNIST, 20 epochs"]
+    lengths = [
+        f"Split MNIST: {name}, {words}" for name in ("alone", "si") for words in ("1 epoch", "5 epochs", "20 epochs")
+    ]
+    assert [row[0] for row in best_rates_table(changed).rows] == [
+        x for x in lengths if x != "Split MNIST: alone, 5 epochs"
+    ]
 
 
 def test_each_head_is_compared_at_its_best_rate(small: tuple[Path, Runs]) -> None:
     _, runs = small
     run = runs["split-mnist", "map"]
     table = best_rates_table(runs)
-    for row, epochs in zip(table.rows, EPOCHS, strict=True):
-        for method, cell in zip(table.columns[1:], row[1:], strict=True):
-            plain = "linear" + method.removeprefix(method.partition("+")[0])
-            best = [max(last(run, label_of(epochs, rate, name)) for rate in RATES) for name in (method, plain)]
+    for row, (ending, epochs) in zip(table.rows, product(PENALTIES, EPOCHS), strict=True):
+        for head, cell in zip(table.columns[1:], row[1:], strict=True):
+            methods = (head + ending, "linear" + ending)
+            best = [max(last(run, label_of(epochs, rate, name)) for rate in RATES) for name in methods]
             assert float(cell) == pytest.approx(best[0] - best[1], abs=0.006)
     assert best_rates_table({}).rows == []
 
@@ -92,7 +99,7 @@ def test_the_map_is_drawn_and_in_the_report(small: tuple[Path, Runs]) -> None:
     assert drawing is not None
     assert len(drawing.rows) == len(HEADS) * len(PENALTIES) * len(EPOCHS) * len(RATES)
     page = make_page(folder)
-    assert "Where a trace helps" in page
+    assert "Where a head helps" in page
     assert map_table(runs, "split-mnist").title in page
     assert draw_map({}) is None
 

@@ -1,6 +1,7 @@
-"""The map: where a trace helps. Small learning rates, few epochs and rare classes are where it may.
+"""The map: where a head helps. Small learning rates, few epochs and rare classes are where a trace may.
 
-DHP and the steady trace against a plain head, all starting as the published layer, over learning rates and epochs.
+DHP and the candidates of rung 4 against a plain head, all starting as the published layer, over learning rates and
+epochs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from engram.report.figures.matrices import Panel, difference_map
 from engram.report.layout import Table, count
 from engram.report.pairs import accuracy_difference
 from engram.report.tables import final_accuracy
-from engram.reproduction.ladder import PUBLISHED, Runs, score
+from engram.reproduction.ladder import CANDIDATES, PUBLISHED, Runs, score
 from engram.reproduction.verdicts import added
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -32,7 +33,7 @@ FEW: dict[str, Any] = {
     "seed": 2,
     **PUBLISHED,
 }
-HEADS = ("dhp", "steady")
+HEADS = ("dhp", *CANDIDATES)
 PENALTIES: dict[str, dict[str, Any]] = {"": {}, "+si": {"strength": 1.0}}
 RATES, EPOCHS = (0.003, 0.01, 0.03, 0.1), (1, 5, 20)
 
@@ -42,7 +43,7 @@ def label_of(epochs: int, rate: float, method: str) -> str:
 
 
 def map_configs(benchmark: str) -> dict[str, Config]:
-    """Heads with a trace and the plain one, alone and with SI, at each learning rate and number of epochs.
+    """Each head and the plain one, alone and with SI, at each learning rate and number of epochs.
 
     Example:
         >>> map_configs("split-mnist")["1 epoch, rate 0.01: dhp+si"].epochs
@@ -60,7 +61,7 @@ def map_configs(benchmark: str) -> dict[str, Config]:
 
 
 def map_table(runs: Runs, benchmark: str) -> Table:
-    """The plain head at each learning rate and number of epochs, and what a trace adds to it; no row without the map.
+    """The plain head at each learning rate and number of epochs, and what others add to it; no row without the map.
 
     Args:
         runs: those of a reproduction.
@@ -71,15 +72,12 @@ def map_table(runs: Runs, benchmark: str) -> Table:
     """
     results = _results(runs, benchmark)
     rows = []
-    for epochs, rate in product(EPOCHS, RATES) if results else ():
-        cells = []
-        for ending in PENALTIES:
-            plain, *others = (results.get(label_of(epochs, rate, head + ending)) for head in ("linear", *HEADS))
-            cells += ["–" if plain is None else final_accuracy(plain), *(added(other, plain) for other in others)]
-        rows.append((count(epochs, "epoch"), f"{rate:g}", *cells))
-    columns = [name + ending for ending in PENALTIES for name in ("linear", *HEADS)]
-    title = f"{title_of(benchmark)} with few digits: the plain head in %, and points that a trace adds to it"
-    return Table(title, ("", "rate", *columns), rows)
+    for ending, epochs, rate in product(PENALTIES, EPOCHS, RATES) if results else ():
+        plain, *others = (results.get(label_of(epochs, rate, head + ending)) for head in ("linear", *HEADS))
+        cells = ("–" if plain is None else final_accuracy(plain), *(added(other, plain) for other in others))
+        rows.append((f"{_named(ending)}, {count(epochs, 'epoch')}", f"{rate:g}", *cells))
+    title = f"{title_of(benchmark)} with few digits: the plain head in %, and points that others add to it"
+    return Table(title, ("", "rate", "linear", *HEADS), rows)
 
 
 def best_rates_table(runs: Runs) -> Table:
@@ -95,38 +93,35 @@ def best_rates_table(runs: Runs) -> Table:
         >>> print(best_rates_table(read_reproduction("results").runs).to_text())
     """
     rows = []
-    for benchmark, epochs in product(PAPER_BENCHMARKS, EPOCHS):
+    for benchmark, ending, epochs in product(PAPER_BENCHMARKS, PENALTIES, EPOCHS):
         results = _results(runs, benchmark)
-        if all(label_of(epochs, rate, head) in results for rate in RATES for head in ("linear", *HEADS)):
-            cells = []
-            for head, ending in product(HEADS, PENALTIES):
-                ours, theirs = (
-                    max(score(results[label_of(epochs, rate, name + ending)]) for rate in RATES)
-                    for name in (head, "linear")
-                )
-                cells.append(f"{100 * (ours - theirs):+.2f}")
-            rows.append((f"{title_of(benchmark)}, {count(epochs, 'epoch')}", *cells))
-    columns = [head + ending for head, ending in product(HEADS, PENALTIES)]
-    return Table(
-        "Each head at its best learning rate, minus the plain head at its own, in points", ("", *columns), rows
-    )
+        labels = {head: [label_of(epochs, rate, head + ending) for rate in RATES] for head in ("linear", *HEADS)}
+        if all(label in results for of_head in labels.values() for label in of_head):
+            plain, *others = (max(score(results[label]) for label in of_head) for of_head in labels.values())
+            cells = (f"{100 * (other - plain):+.2f}" for other in others)
+            rows.append((f"{title_of(benchmark)}: {_named(ending)}, {count(epochs, 'epoch')}", *cells))
+    return Table("Each head at its best learning rate, minus the plain head at its own, in points", ("", *HEADS), rows)
 
 
 def draw_map(runs: Runs) -> Drawing | None:
-    """What a trace adds on all benchmarks, as a figure; None without the map.
+    """What each head adds on all benchmarks, as a figure; None without the map.
 
     Example:
         >>> draw_map(read_reproduction("results").runs).to_bytes("png")
     """
     panels = [
         _panel(title_of(benchmark), results, head, ending)
+        for head, ending in product(HEADS, PENALTIES)
         for benchmark in PAPER_BENCHMARKS
         if (results := _results(runs, benchmark))
-        for head, ending in product(HEADS, PENALTIES)
     ]
     if not any(panel.differences for panel in panels):
         return None
-    return difference_map(panels, "Where a trace helps", "epochs", "learning rate")
+    return difference_map(panels, "Where a head helps", "epochs", "learning rate")
+
+
+def _named(ending: str) -> str:
+    return ending.removeprefix("+") or "alone"
 
 
 def _panel(name: str, results: Mapping[str, Result], head: str, ending: str) -> Panel:
@@ -136,7 +131,7 @@ def _panel(name: str, results: Mapping[str, Result], head: str, ending: str) -> 
         if ours is not None and plain is not None:
             whole = not (ours.diverged or plain.diverged)
             differences[str(epochs), f"{rate:g}"] = accuracy_difference(ours, plain) if whole else None
-    return Panel(name, head + ending, differences)
+    return Panel(head + ending, name, differences)
 
 
 def _results(runs: Runs, benchmark: str) -> Mapping[str, Result]:

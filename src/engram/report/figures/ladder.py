@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 ROW = 0.22  # inches
 MARK = {**OURS, "ms": 2.8}  # small, so that short intervals are seen
-VALUE = 0.55  # the width of a number beside the marks, as a part of theirs
+VALUE = 0.75  # the width of a number beside the marks, as a part of theirs
 NARROW = 9  # characters of a line above a column
 THEIRS = "the paper"
 DIVERGED = "diverged"
@@ -60,7 +61,8 @@ class Differences:
 def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     """A column for the paper and for each rung, a row for each method of each benchmark, a mark with its interval.
 
-    All columns have one scale, so that a row shows how a difference shrinks or grows.
+    All columns of a benchmark have one scale, so that a row shows how a difference shrinks or grows. Benchmarks have
+    their own: the differences of one may be ten times those of another.
 
     Args:
         found: the differences, those of a benchmark together.
@@ -74,34 +76,17 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     benchmarks = {name: [d for d in found if d.benchmark == name] for name in dict.fromkeys(d.benchmark for d in found)}
     rungs = sorted({rung for each in found for rung in each.by_rung})
     columns = [*([THEIRS] if any(each.paper is not None for each in found) else []), *rungs]
-    figure = new_figure(WIDTH, ROW * (len(found) + 1.2 * len(benchmarks)) + 1.5)
-    panels = figure.subplots(1, len(columns), squeeze=False, sharex=True, sharey=True)[0]
-    tops = _tops(benchmarks)
-    for axes, column in zip(panels, columns, strict=True):
-        for name, group in benchmarks.items():
-            _block(axes, column, group, tops[name])
-        axes.set_title("\n".join(textwrap.wrap(column, NARROW, break_long_words=False)), fontsize=SMALL)
-        tidy(axes, "points of accuracy" if axes is panels[len(panels) // 2] else "")
-        axes.spines["left"].set_visible(False)
-        axes.patch.set_visible(False)  # the name of a benchmark continues over the next columns
-        axes.tick_params(axis="y", length=0)
-    first, last = panels[0], tops[next(reversed(benchmarks))] + len(next(reversed(benchmarks.values())))
-    for name, top in tops.items():
-        first.text(
-            0,
-            top - 0.85,
-            name,
-            transform=first.get_yaxis_transform(),
-            fontsize=MEDIUM,
-            fontweight="bold",
-            in_layout=False,
-        )
-    rows_at = {top + k: each.method for name, top in tops.items() for k, each in enumerate(benchmarks[name])}
-    first.set_yticks(list(rows_at), list(rows_at.values()))
-    left, right = first.get_xlim()
-    first.set_xticks([tick for tick in first.get_xticks() if 0 <= tick <= right])
-    first.set_xlim(left, right + VALUE * (right - left))
-    first.set_ylim(last - 0.3, tops[next(iter(benchmarks))] - 1.7)
+    heights = [len(group) for group in benchmarks.values()]
+    figure = new_figure(WIDTH, ROW * sum(heights) + 0.5 * len(heights) + 1.1)
+    grid = figure.subplots(len(heights), len(columns), squeeze=False, sharex="row", sharey="row", height_ratios=heights)
+    for panels, (name, group) in zip(grid, benchmarks.items(), strict=True):
+        for axes, column in zip(panels, columns, strict=True):
+            _block(axes, column, group)
+        _finish(panels, name, group)
+    for axes, column in zip(grid[0], columns, strict=True):
+        title = "\n".join(textwrap.wrap(column, NARROW, break_long_words=False))
+        axes.set_title(f"{title}\n", fontsize=SMALL)  # above the name of the benchmark
+    grid[-1][len(columns) // 2].set_xlabel("points of accuracy", fontsize=SMALL)
     marks = [Line2D([], [], color=colour, **MARK, label=side) for side, colour in SIDES.items()]
     legend_below(figure, marks, ncols=len(marks))
     rows: list[tuple[Cell, ...]] = [
@@ -114,9 +99,9 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
         f"ladder-{opponent}",
         f"What DHP adds to a {opponent} head, rung by rung",
         "Each trial with DHP minus the same trial with the other head: right of the line, DHP is better. Bars are 95% "
-        "intervals, and colours say where they lie. From left to right the comparison becomes fairer. Hollow: the "
-        "paper's own difference, which has no interval. The numbers are the differences in points; with an asterisk, "
-        "without the trials that diverged.",
+        "intervals, and colours say where they lie. Each benchmark has its own scale. From left to right the "
+        "comparison becomes fairer. Hollow: the paper's own difference, which has no interval. The numbers are the "
+        "differences in points; with an asterisk, without the trials that diverged.",
         figure,
         ("benchmark", "method", "rung", "points", "low", "high", "pairs"),
         rows,
@@ -124,25 +109,15 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
     )
 
 
-def _tops(benchmarks: Mapping[str, Sequence[Differences]]) -> dict[str, float]:
-    """The first row of each benchmark, with room for its name above."""
-    tops, top = {}, 1.2
-    for name, group in benchmarks.items():
-        tops[name] = top
-        top += len(group) + 1.2
-    return tops
-
-
-def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) -> None:
+def _block(axes: Axes, column: str, group: Sequence[Differences]) -> None:
     """The rows of one benchmark in one column, or the words that it was not run."""
     if column != THEIRS and not any(column in each.by_rung for each in group):
-        middle, where = top + (len(group) - 1) / 2, axes.get_yaxis_transform()
+        middle, where = (len(group) - 1) / 2, axes.get_yaxis_transform()
         text = axes.text(0.5, middle, "not\nrun yet", transform=where, ha="center", va="center", fontsize=SMALL)
         text.set(style="italic", alpha=0.6)
         return
-    axes.plot([0, 0], [top - 0.5, top + len(group) - 0.5], color=INK, alpha=0.6, lw=0.6, zorder=0)
-    for row, each in enumerate(group):
-        at = top + row
+    axes.axvline(0, color=INK, alpha=0.6, lw=0.6, zorder=0)
+    for at, each in enumerate(group):
         rule(axes, y=at, strength=0.08)
         difference = each.by_rung.get(column)
         if column == THEIRS and each.paper is not None:
@@ -159,8 +134,33 @@ def _block(axes: Axes, column: str, group: Sequence[Differences], top: float) ->
             _at_the_end(axes, "–", at, SIDES["around zero"])
 
 
+def _finish(panels: Sequence[Axes], name: str, group: Sequence[Differences]) -> None:
+    """The names of a benchmark and its methods, and a scale with room for numbers beside the marks."""
+    first = panels[0]
+    first.set_title(" ", fontsize=MEDIUM)  # room for the name, which is wider than a column
+    where = first.transAxes
+    first.text(0, 1.03, name, transform=where, fontsize=MEDIUM, fontweight="bold", va="bottom", in_layout=False)
+    first.set_yticks(range(len(group)), [each.method for each in group])
+    first.set_ylim(len(group) - 0.5, -0.5)
+    left, right = first.get_xlim()
+    step = _step(max(-left, right))
+    first.set_xticks([tick for tick in (-step, 0, step) if left <= tick <= right])
+    first.set_xlim(left, right + VALUE * (right - left))
+    for axes in panels:
+        tidy(axes, "")
+        axes.spines["left"].set_visible(False)
+        axes.patch.set_visible(False)  # the name of a benchmark continues over the next columns
+        axes.tick_params(axis="y", length=0)
+
+
+def _step(largest: float) -> float:
+    """A round number of points not far below the largest."""
+    power = 10.0 ** math.floor(math.log10(largest))
+    return power * max(digit for digit in (1, 2, 5) if digit * power <= largest)
+
+
 def _value(axes: Axes, points: float, at: float, colour: str, mark: str = "") -> None:
-    """A difference as a number at the end of its row: many are too small for the scale that all columns share."""
+    """A difference as a number at the end of its row: many are too small for the scale that a row shares."""
     _at_the_end(axes, number(points, 1 if abs(points) >= 0.1 else 2) + mark, at, colour)
 
 

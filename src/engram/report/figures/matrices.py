@@ -95,20 +95,20 @@ def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) 
         across: that of the setting that goes across.
 
     Example:
-        difference_map([Panel("Split MNIST", "dhp", {("1", "0.01"): estimate})], "Where it helps", "epochs", "rate")
+        difference_map([Panel("dhp", "Split MNIST", {("1", "0.01"): estimate})], "Where it helps", "epochs", "rate")
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    names, heads = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in panels), strict=True))
+    names, others = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in panels), strict=True))
     places = [place for panel in panels for place in panel.differences]
     ys, xs = (list(dict.fromkeys(values)) for values in zip(*places, strict=True))
-    figure = new_figure(WIDTH, (0.25 * len(ys) + 0.4) * len(names) + 1.7)
-    grid = figure.subplots(len(names), len(heads), squeeze=False, sharex=True, sharey=True)
+    figure = new_figure(WIDTH, (0.2 * len(ys) + 0.4) * len(names) + 1.7)
+    grid = figure.subplots(len(names), len(others), squeeze=False, sharex=True, sharey=True)
     colours = LinearSegmentedColormap.from_list("sides", [str(COLOURS["online-ewc"]), "#f4f4f4", str(COLOURS["si"])])
     means = [abs(e.mean) for panel in panels for e in panel.differences.values() if e is not None]
     limit = 100 * float(np.nanquantile(means, 0.9)) if means else 1.0  # so that one cell does not pale all others
     for panel in panels:
-        axes = grid[names.index(panel.row)][heads.index(panel.column)]
+        axes = grid[names.index(panel.row)][others.index(panel.column)]
         found = [[panel.differences.get((y, x), NOTHING) for x in xs] for y in ys]
         values = np.ma.masked_invalid([[np.nan if e is None else 100 * e.mean for e in row] for row in found])
         mesh = axes.pcolormesh(values, vmin=-limit, vmax=limit, cmap=colours, edgecolors="#ffffff", linewidth=0.5)
@@ -122,8 +122,8 @@ def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) 
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     grid[0][0].invert_yaxis()  # they share it
-    for axes, head in zip(grid[0], heads, strict=True):
-        axes.set_title(f"{head}\n", fontsize=SMALL)  # above the name of the row
+    for axes, other in zip(grid[0], others, strict=True):
+        axes.set_title(textwrap.fill(other, CHARACTERS // 2) + "\n", fontsize=SMALL)  # above the name of the row
     for (first, *_), name in zip(grid, names, strict=True):
         first.set_title(name, fontsize=SMALL, fontweight="bold", loc="left")
         first.set_ylabel(down, fontsize=SMALL)
@@ -140,14 +140,14 @@ def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) 
         "Blue: better than the plain head. Orange: worse. A dot: the 95% interval excludes zero; one in twenty does so "
         "by chance. A cross: trials diverged.",
         figure,
-        ("benchmark", "head", down, across, "points", "low", "high", "pairs"),
+        ("head", "benchmark", down, across, "points", "low", "high", "pairs"),
         [(*names, *_in_points(e)) for *names, e in cells],
         Table(
             "Points of accuracy",
             ("", "difference"),
             [
-                (f"{row}, {head}, {down} {y}, {across} {x}", "diverged" if e is None else number(100 * e.mean, 2))
-                for row, head, y, x, e in cells
+                (f"{row}, {column}, {down} {y}, {across} {x}", "diverged" if e is None else number(100 * e.mean, 2))
+                for row, column, y, x, e in cells
             ],
         ),
     )
