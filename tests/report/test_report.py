@@ -167,6 +167,23 @@ def test_text_is_escaped_in_every_block(block: str) -> None:
     assert "script" not in read(block).tags
 
 
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("-6.31 [-9.49, -3.13]; 3 of 10 diverged", "−6.31 [−9.49,_−3.13]; 3_of_10_diverged"),
+        ("+0.50 [+0.32, +0.68]", "+0.50 [+0.32,_+0.68]"),
+        ("97.31 ± 0.12", "97.31_±_0.12"),
+        ("strength -0.5", "strength −0.5"),
+        ("dhp+online-ewc", "dhp+online-ewc"),
+        ("2026-11-19", "2026-11-19"),
+        ("1e-05", "1e-05"),
+        ("hidden [256, 256]", "hidden [256,_256]"),
+    ],
+)
+def test_a_number_and_an_interval_are_never_broken_and_a_minus_is_a_minus(cell: str, shown: str) -> None:
+    assert f"<td>{shown.replace('_', chr(0xA0))}</td>" in table(Table("x", ("a", "b"), [("c", cell)]))
+
+
 @pytest.mark.usefixtures("words_only")
 def test_the_page_says_that_nothing_may_run(tmp_path: Path) -> None:
     write_run(tmp_path, {"si": make_result("si")})

@@ -14,6 +14,8 @@ from test_sweeps import write_sweep
 
 from engram.config.paper import PAPER_METHODS
 from engram.report.html import run_page
+from engram.report.html.page import table
+from engram.report.layout import Table
 from engram.reproduction.page import reproduction_page
 from engram.runs.run import read_run
 
@@ -164,6 +166,21 @@ def test_the_numbers_of_a_figure_unfold(browser: Browser, page: Path) -> None:
     before = browser.evaluate(height)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert all(after > folded + 50 for folded, after in zip(before, browser.evaluate(height), strict=True))
+
+
+def test_intervals_stand_below_their_means_where_a_table_is_too_wide(browser: Browser, tmp_path: Path) -> None:
+    columns = ("", "paper", "1: as published", "2: each its own strength", "3: one initialisation", "4: one budget")
+    rows = [("Imbalanced Permuted MNIST: dhp+online-ewc", "+0.25", *["-3.62 [-6.70, -0.54]"] * 4)]
+    run = run_of(make_result("si"))
+    (tmp_path / "report.html").write_text(
+        run_page(run).replace("</main>", f"<section>{table(Table('rungs', columns, rows))}</section></main>"), "utf-8"
+    )
+    browser.open(tmp_path / "report.html", width=1300)
+    scroll = "[...document.querySelectorAll('.scroll')].at(-1)"
+    assert browser.evaluate(f"{scroll}.scrollWidth <= {scroll}.clientWidth")
+    assert browser.evaluate("[...document.querySelectorAll('td')].at(-1).getBoundingClientRect().height") > 45, (
+        "two lines"
+    )
 
 
 def test_a_wide_table_scrolls_by_itself_on_a_phone(browser: Browser, page: Path) -> None:

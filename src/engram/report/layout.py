@@ -16,7 +16,9 @@ from rich.cells import cell_len
 
 MOST_NAMED = 8  # labels in one sentence
 MANY_COLUMNS = 9  # tables with more are printed in smaller type
-NUMBERS = re.compile(r"[-+−–±.,%/\[\]\d\s]+")
+MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d)")  # of a number, not of a name or a date
+# A space within "97.31 ± 0.12", "[−0.12, +0.34]" or "3 of 10 diverged".
+WITHIN = re.compile(r" (?=±)|(?<=±) | (?=[−+.\d]+\])|(?<=\d) (?=of \d|diverged)|(?<=\d of) (?=\d)")
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class Table:
 
 
 def _in_html(cell: str) -> str:
-    """A number's minus is as wide as its plus, so that columns of them stay even."""
-    return escape(cell.replace("-", "−") if NUMBERS.fullmatch(cell) else cell)
+    """A number's minus is as wide as its plus; and where a table is too wide, intervals stand below their means."""
+    return escape(WITHIN.sub("\u00a0", MINUS.sub("−", cell)))
 
 
 def number(value: float, digits: int) -> str:

@@ -74,12 +74,12 @@ nav ul { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 0; padding
 .scroll:has(+ .notes) { margin-bottom: .75rem; }
 table { border-collapse: collapse; font-size: .9375rem; font-variant-numeric: tabular-nums lining-nums; }
 .title { margin: 0 0 .375rem; font-weight: 600; line-height: 1.4; }
-th, td { padding: .375rem 0 .375rem 1.5rem; text-align: right; white-space: nowrap; font-weight: 400;
+th, td { padding: .375rem 0 .375rem 1.5rem; text-align: right; font-weight: 400;
   vertical-align: top; }
 th:first-child { padding-left: 0; text-align: left; }
 thead th { border-bottom: 1px solid var(--ink); color: var(--soft); font-size: .8125rem; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
-tbody th { font-weight: 500; }
+tbody th { font-weight: 500; white-space: nowrap; }
 .notes { margin: 0 0 2.25rem; padding: 0; max-width: 48rem; color: var(--soft); font-size: .875rem; list-style: none;
   overflow-wrap: anywhere; }
 .words th, .words td { text-align: left; white-space: normal; overflow-wrap: break-word; }
