@@ -385,11 +385,45 @@ def test_the_columns_of_a_benchmark_have_one_scale_with_room_for_their_numbers()
         assert len(ticks) > 1, "zero alone says nothing about the size of a difference"
 
 
-@pytest.mark.parametrize(("largest", "step"), [(12.6, 10), (6.7, 5), (2.1, 2), (0.07, 0.05), (1, 1)])
-def test_the_ticks_of_the_ladder_are_round_numbers(largest: float, step: float) -> None:
-    found = [Differences("Split MNIST", "si", {"1: as published": Estimate(0, 1, -largest / 100, 0, 5)}, None)]
-    ((axes,),) = columns_of_the_ladder(found)
-    assert axes.get_xticks()[0] == pytest.approx(-step)
+def two_sizes() -> list[Differences]:
+    """A benchmark with differences ten times those of the other."""
+    rung = "1: as published"
+    large, small = Estimate(-0.1, 0.01, -0.12, -0.08, 5), Estimate(0.01, 0.001, 0.008, 0.012, 5)
+    return [
+        Differences("Vision datasets mixture", "alone", {rung: large}, 2.9),
+        Differences("Vision datasets mixture", "si", {rung: small}, 0.5),
+        Differences("Split MNIST", "alone", {rung: small}, 1.1),
+    ]
+
+
+def test_each_benchmark_has_its_own_scale_and_its_first_method_at_the_top() -> None:
+    assert "Each benchmark has its own scale" in ladder_figure(two_sizes(), "linear").caption
+    theirs, (wide, narrow) = columns_of_the_ladder(two_sizes())
+    assert np.ptp(wide.get_xlim()) > 3 * np.ptp(narrow.get_xlim())
+    assert wide.yaxis_inverted()
+    assert [line.get_ydata()[0] for line in marks_of([wide], "o")] == [0, 1]
+    heights = [axes.get_subplotspec().get_position(axes.figure).height for axes in (wide, narrow)]
+    assert heights[0] == pytest.approx(2 * heights[1]), "as many rows as methods"
+    assert "points of accuracy" in (narrow.get_xlabel(), theirs[-1].get_xlabel())
+
+
+@pytest.mark.parametrize("size", [1e-6, 0.00099999, 0.01, 0.0199, 0.03, 0.067, 0.1, 0.126, 0.99])
+@pytest.mark.parametrize("ratio", [0, 0.3, 0.5, 0.9, 1, 3])
+def test_the_ticks_of_the_ladder_are_round_numbers_that_do_not_touch(size: float, ratio: float) -> None:
+    """The differences reach so far below zero, and that many times as far above."""
+    difference = Estimate(0, 1, -size, ratio * size, 5)
+    found = [Differences("Split MNIST", "si", {f"{rung}": difference for rung in range(4)}, 100 * ratio * size)]
+    figure = ladder_figure(found, "linear").figure
+    figure.canvas.draw()
+    for axes in figure.axes:
+        left, right = axes.get_xlim()
+        low, high = axes.get_xticks()
+        assert 0 in (low, high), "and another, since zero alone says nothing about the size of a difference"
+        assert left <= low < high <= right
+        assert re.fullmatch("[1234568]0*", f"{high - low:.1e}".partition("e")[0].replace(".0", ""))
+        one, other = (label.get_window_extent() for label in axes.get_xticklabels())
+        if size >= 0.01:  # smaller ones are printed with more digits
+            assert one.x1 < other.x0, (left, right, low, high)
 
 
 def test_the_ladder_says_what_was_not_run_yet() -> None:

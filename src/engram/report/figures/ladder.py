@@ -99,9 +99,9 @@ def ladder_figure(found: Sequence[Differences], opponent: str) -> Drawing:
         f"ladder-{opponent}",
         f"What DHP adds to a {opponent} head, rung by rung",
         "Each trial with DHP minus the same trial with the other head: right of the line, DHP is better. Bars are 95% "
-        "intervals, and colours say where they lie. Each benchmark has its own scale. From left to right the "
-        "comparison becomes fairer. Hollow: the paper's own difference, which has no interval. The numbers are the "
-        "differences in points; with an asterisk, without the trials that diverged.",
+        "intervals, and colours say where they lie; a bar shorter than its mark is not seen. Each benchmark has its "
+        "own scale. From left to right the comparison becomes fairer. Hollow: the paper's own difference, which has no "
+        "interval. The numbers are the differences in points; with an asterisk, without the trials that diverged.",
         figure,
         ("benchmark", "method", "rung", "points", "low", "high", "pairs"),
         rows,
@@ -143,8 +143,9 @@ def _finish(panels: Sequence[Axes], name: str, group: Sequence[Differences]) -> 
     first.set_yticks(range(len(group)), [each.method for each in group])
     first.set_ylim(len(group) - 0.5, -0.5)
     left, right = first.get_xlim()
-    step = _step(max(-left, right))
-    first.set_xticks([tick for tick in (-step, 0, step) if left <= tick <= right])
+    # Zero and a round number on one side: a third would touch them. A minus needs more room.
+    ticks = sorted([0, _round(right) if 1.5 * right > -left else -_round(-left)])
+    first.set_xticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
     first.set_xlim(left, right + VALUE * (right - left))
     for axes in panels:
         tidy(axes, "")
@@ -153,10 +154,10 @@ def _finish(panels: Sequence[Axes], name: str, group: Sequence[Differences]) -> 
         axes.tick_params(axis="y", length=0)
 
 
-def _step(largest: float) -> float:
-    """A round number of points not far below the largest."""
+def _round(largest: float) -> float:
+    """The largest round number that is not above this."""
     power = 10.0 ** math.floor(math.log10(largest))
-    return power * max(digit for digit in (1, 2, 5) if digit * power <= largest)
+    return max(digit * power for digit in (0.8, 1, 2, 3, 4, 5, 6, 8) if digit * power <= largest)
 
 
 def _value(axes: Axes, points: float, at: float, colour: str, mark: str = "") -> None:
