@@ -226,7 +226,7 @@ def test_claims_about_what_dhp_adds_follow_from_their_comparisons() -> None:
     assert above["Split"].startswith("reproduced: +10.23 [")
     assert above["Plasticity"] == "not tested"
     assert above["Permuted"] == above["Imbalanced"] == above["Vision"] == "not run"
-    assert claims_on_rung_1(rung_1(worse, same))["The"] == "contradicted: better in 0 of 4, worse in 4"
+    assert claims_on_rung_1(rung_1(worse, same))["The"] == "contradicted: better in 0 of 4, worse in 4 (4 firm)"
     assert claims_on_rung_1(rung_1([0.5, 0.5, 0.5], same))["The"] == "not reproduced: better in 0 of 4, worse in 0"
 
 
@@ -234,7 +234,18 @@ def test_one_case_below_zero_is_enough_against_all_cases() -> None:
     better, same, worse = [0.6, 0.61, 0.62], [0.49, 0.512, 0.521], [0.4, 0.41, 0.42]
     runs = rung_1(better, same)
     runs["split-mnist", "rung-1"].results["dhp+mas"] = result("dhp+mas", worse)
-    assert claims_on_rung_1(runs)["The"] == "contradicted: better in 3 of 4, worse in 1"
+    assert claims_on_rung_1(runs)["The"] == "contradicted: better in 3 of 4, worse in 1 (1 firm)"
+
+
+def test_a_case_below_zero_that_is_not_firm_contradicts_nothing() -> None:
+    """One of four intervals excludes zero, but by chance one in thirteen of four would."""
+    better, same, hardly = [0.6, 0.61, 0.62], [0.49, 0.512, 0.521], [0.48, 0.505, 0.508]
+    runs = rung_1(better, same)
+    runs["split-mnist", "rung-1"].results["dhp+mas"] = result("dhp+mas", hardly)
+    (pair,) = (pair for pair in rung_pairs(runs, "split-mnist", 1, "linear") if pair.label == "dhp+mas")
+    assert 0.05 / 4 < verdicts.chance(pair.accuracy) < 0.05
+    assert claims_on_rung_1(runs)["The"] == "not reproduced: better in 3 of 4, worse in 1 (0 firm)"
+    assert verdicts_table(runs).rows[0][4:7] == ("1", "0", "3 above, 0 below")
 
 
 def test_a_benchmark_on_which_dhp_diverged_is_not_tested() -> None:
@@ -315,7 +326,7 @@ def test_a_head_alone_stands_on_rung_2_everywhere_and_means_leave_the_mixture_ou
     assert rows["1: as published, minus linear"][1:6] == ("8", "4", "0", "4", "0")
     assert rows["2: each its own strength, minus linear"][1:6] == ("3", "2", "0", "1", "0")
     assert {row[-1] for row in rows.values() if "linear" in row[0]} == {verdicts.points(accuracy_of(better, same))}
-    assert claims_of(runs)[2] == "contradicted: better in 2 of 3, worse in 1"
+    assert claims_of(runs)[2] == "contradicted: better in 2 of 3, worse in 1 (1 firm)"
 
 
 def accuracy_of(ours: list[float], theirs: list[float]) -> Estimate:

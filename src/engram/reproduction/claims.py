@@ -21,10 +21,12 @@ from engram.reproduction.verdicts import (
     counted,
     difference_in_words,
     each,
+    firm,
     judge,
     table_pairs,
 )
 from engram.runs import metrics
+from engram.runs.metrics import Estimate
 from engram.runs.result import Result
 
 LITTLE = 0.01  # a point of accuracy: within it, a value needs no tuning
@@ -87,16 +89,20 @@ def _pairs_on(runs: Runs, rung: int, opponent: str) -> Pairs:
 
 
 def _in_all_cases(found: Pairs, what: str) -> str:
-    """A claim that the difference is above zero in every case; a single case below zero contradicts it."""
+    """A claim that the difference is above zero in every case; a single firm one below zero contradicts it."""
     compared = [pair for some in found.values() for pair in some]
-    verdicts = [judge(getattr(pair, what), 1) for pair in compared]
+    differences: list[Estimate] = [getattr(pair, what) for pair in compared]
+    verdicts = [judge(difference, 1) for difference in differences]
     if not verdicts:
         return "not tested"
-    verdict = next(word for word in ("contradicted", "not reproduced", "not tested", "reproduced") if word in verdicts)
     above, below = verdicts.count("reproduced"), verdicts.count("contradicted")
+    surely_below = sum(difference.mean < 0 for difference in firm(differences))
+    worst = next(word for word in ("contradicted", "not reproduced", "not tested", "reproduced") if word in verdicts)
+    verdict = "not reproduced" if worst == "contradicted" and not surely_below else worst
     lost = sum(cannot_be_compared(pair) for pair in compared)
-    diverged = f", diverged in {lost}" if lost else ""
-    return f"{verdict}: better in {above} of {len(verdicts)}, worse in {below}{diverged}"
+    words = f"{verdict}: better in {above} of {len(verdicts)}, worse in {below}"
+    words += f" ({surely_below} firm)" if below else ""
+    return words + (f", diverged in {lost}" if lost else "")
 
 
 def _gains(found: Sequence[Pair], method: str, gain: float) -> str:

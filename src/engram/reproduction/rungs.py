@@ -14,7 +14,7 @@ from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_acc
 from engram.reproduction import ladder
 from engram.reproduction.ladder import ENDINGS, Contestant, Runs
 from engram.reproduction.search import DIVERGED, best_point, is_inside, settings_at
-from engram.reproduction.verdicts import FEWEST_PAIRS, cannot_be_compared, chance, difference_in_words, points, where
+from engram.reproduction.verdicts import cannot_be_compared, difference_in_words, firm, points, where
 from engram.runs import metrics
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -117,11 +117,10 @@ def verdicts_table(runs: Runs) -> Table:
             if pairs:
                 found = [pair.accuracy for pair in pairs if not cannot_be_compared(pair)]
                 at = [where(difference) for difference in found]
-                tests = sum(position != "–" for position in at)
-                firm = [d.mean > 0 for d in found if d.num_trials >= FEWEST_PAIRS and chance(d) < 0.05 / tests]
+                sure = [difference.mean > 0 for difference in firm(found)]
                 counts = [at.count(f"{side} zero") for side in ("above", "around", "below")]
                 row = map(str, (len(pairs), *counts, len(pairs) - len(found)))
-                of_firm = f"{sum(firm)} above, {len(firm) - sum(firm)} below"
+                of_firm = f"{sum(sure)} above, {len(sure) - sum(sure)} below"
                 mean = points(rung_mean(runs, rung, opponent))
                 rows.append((f"{rung}: {words}, minus {opponent}", *row, of_firm, mean))
     sides = ("above zero", "around zero", "below zero", "diverged")
@@ -217,9 +216,11 @@ def tried_table(title: str, contestants: Sequence[Contestant], rounds: Sequence[
         >>> tried_table("Rung 2", with_own_strength("split-mnist"), rounds, grid_rounds("split-mnist")).rows[0][1]
     """
     trials = max((config.trials for run in rounds for config in run.configs.values()), default=0)
+    over = len(rounds) == len(sizes)
+    so_far = "" if over else f", after {len(rounds)} of {len(sizes)} rounds"
     return Table(
-        f"{title}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %",
-        ("method", "chosen", "inside the grid", "all that was tried"),
+        f"{title}: what was tried on validation samples, {count(trials, 'trial')} each, with the accuracy in %{so_far}",
+        ("method", "chosen" if over else "best so far", "inside the grid", "all that was tried"),
         [_tried(each, rounds, sizes) for each in contestants if each.axes and rounds],
     )
 

@@ -60,6 +60,12 @@ def chance(difference: Estimate) -> float:
     return float(2 * stdtr(difference.num_trials - 1, -abs(difference.mean / difference.sem)))
 
 
+def firm(found: Sequence[Estimate]) -> list[Estimate]:
+    """Those that exclude zero even after Bonferroni's correction for all that can be tested."""
+    tested = [difference for difference in found if where(difference) != "–"]
+    return [difference for difference in tested if chance(difference) < 0.05 / len(tested)]
+
+
 def certainty(differences: Sequence[Estimate]) -> str:
     """How certain a verdict on one or several differences is, in words."""
     tested = [difference for difference in differences if difference.num_trials >= FEWEST_PAIRS]
