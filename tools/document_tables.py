@@ -115,6 +115,29 @@ def gain_of_start(runs: Runs) -> Estimate:
     return mean_accuracy_difference(found)
 
 
+def behind_in_the_grids(runs: Runs, benchmark: str, initial: str) -> str:
+    """How many points DHP is behind a plain head where strengths are chosen, each at its best: from least to most.
+
+    Args:
+        runs: those of a reproduction.
+        benchmark: on which benchmark.
+        initial: how the plain head starts, "linear" or "published".
+
+    Example:
+        >>> behind_in_the_grids(read_reproduction("results").runs, "vision-mixture", "linear")
+        '5.6 to 7.5'
+    """
+    rounds = rounds_of(runs, benchmark, GRID)
+    contestants = (*with_own_strength(benchmark), *of_one_initialisation(benchmark))
+    best = {
+        (each.config.method, each.config.head_init): max(scores_of(each, rounds, grid_rounds(benchmark)).values())
+        for each in contestants
+        if each.axes
+    }
+    behind = [best[f"linear{ending}", initial] - best[f"dhp{ending}", "published"] for ending in ENDINGS[1:]]
+    return f"{100 * min(behind):.1f} to {100 * max(behind):.1f}"
+
+
 def cells_within(runs: Runs, limit: float) -> tuple[int, int]:
     """How many cells of the paper's Table I rung 1 has within so many points, and how many it has at all.
 

@@ -10,11 +10,11 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from document_tables import (
     baseline_table,
+    behind_in_the_grids,
     best_settings,
     cells_within,
     control_table,
@@ -39,8 +39,8 @@ from engram.report.pairs import Pair
 from engram.report.tables import final, final_accuracy, so_far
 from engram.reproduction.claims import accuracy_table, claims_table, rung_claims_table, transfer_table
 from engram.reproduction.folder import Reproduction, read_reproduction
-from engram.reproduction.form import by_rate_table, counts_table
-from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, Runs, rounds_of
+from engram.reproduction.form import by_rate_table, counts_table, crossed_table
+from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, STEPS, Runs, rounds_of
 from engram.reproduction.map import best_rates_table, map_table
 from engram.reproduction.page import draw_overview
 from engram.reproduction.rungs import (
@@ -113,6 +113,8 @@ def _of_rungs(runs: Runs) -> dict[str, str]:
         known[name] = str(within(runs, 1)[1])
         known |= {f"{name} within {limit}": str(within(runs, limit)[0]) for limit in (1, 3)}
     known["start: mean"] = points(gain_of_start(runs))
+    for initial in ("linear", "published"):
+        known[f"mixture's grids: {initial}"] = behind_in_the_grids(runs, MIXTURE, initial)
     return known
 
 
@@ -135,6 +137,7 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
     alone = [pair.accuracy for pair in steady if pair.label == "dhp"]
     tables = [run for (_, part), run in runs.items() if part == "table"]
     seconds = sum(float(run.about["seconds"]) for run in tables)
+    ladder = [run for (_, part), run in runs.items() if part in STEPS]
     rounds = rounds_of(runs, "permuted-mnist", GRID)
     grid = {k: r for run in rounds for k, r in run.results.items() if k.startswith("matched") and "published" not in k}
     plain = runs["split-mnist", "study"].results["plain baseline: finetune"]
@@ -144,6 +147,8 @@ def _numbers(runs: Runs, folder: Path) -> dict[str, str]:
     return {
         "models": f"{sum(run.num_models for run in runs.values()):,}",
         "candidates": str(num_selected(folder)),
+        "ladder models": f"{sum(run.num_models for run in ladder):,}",
+        "ladder seconds": f"{sum(float(run.about['seconds']) for run in ladder):,.0f}",
         "counted": counted([pair.accuracy for pair in table_pairs(runs)]),
         "steady counted": counted(with_penalty),
         "alone counted": counted(alone),
@@ -172,6 +177,7 @@ def _tables(runs: Runs, folder: Path) -> dict[str, str]:
         "table: verdicts": verdicts_table(runs).to_markdown(),
         "table: counts": counts_table(runs).to_markdown(),
         "tables: heads": _joined(_heads(runs)),
+        "tables: crossed": _joined(table for name in PAPER_BENCHMARKS if (table := crossed_table(runs, name)).rows),
         "table: counts registered": counts_table(as_registered(folder)).to_markdown(),
         "tables: heads registered": _joined(_heads(as_registered(folder))),
         "table: rates": by_rate_table(runs).to_markdown(),
@@ -214,7 +220,9 @@ def _joined(tables: Iterable[Table]) -> str:
 def _settings(runs: Runs, benchmark: str) -> str:
     """What was tried on a benchmark, under a heading; nothing if nothing was. Of rung 4 only what was chosen."""
     tables = [settings_table(runs, benchmark, rung) for rung in SEARCHED]
-    tables[-1] = replace(tables[-1], columns=tables[-1].columns[:-1], rows=[row[:-1] for row in tables[-1].rows])
+    searched = tables[-1]
+    title = searched.title.replace("what was tried on", "what was best on").replace(", with the accuracy in %", "")
+    tables[-1] = Table(title, searched.columns[:-1], [row[:-1] for row in searched.rows])
     tables += [rates_table(runs)] if benchmark == BENCHMARK else []
     tables = [made for made in tables if made.rows]
     return "\n".join([f"## {title_of(benchmark)}\n", *map(_to_the_left, tables)]) if tables else ""

@@ -20,9 +20,9 @@ from engram.data.samples import Dataset
 from engram.engine.training import Runtime
 from engram.reproduction import ladder
 from engram.reproduction.folder import read_reproduction
-from engram.reproduction.form import by_rate_table, candidates_table, counts_table
+from engram.reproduction.form import by_rate_table, candidates_table, counts_table, crossed_table
 from engram.reproduction.page import ladder_verdict, make_page
-from engram.reproduction.plan import Part, plan
+from engram.reproduction.plan import NOT_RUN, Part, plan
 from engram.reproduction.run import run_reproduction
 from engram.reproduction.rungs import (
     RUNGS,
@@ -34,6 +34,7 @@ from engram.reproduction.rungs import (
     settings_table,
 )
 from engram.reproduction.search import best_point
+from engram.runs.format import write_results
 from engram.runs.result import Divergence
 from engram.runs.run import Run, read_run
 
@@ -83,9 +84,6 @@ def test_on_the_mixture_the_grids_have_a_third_round_which_goes_beyond_an_edge()
         assert not third & tried
         if each.axes[0].value(best_point(scores)[0]) == max(tried):
             assert sum(value > max(tried) for value in third) >= 2, each.label
-    needs = {part.benchmark: part.needs for part in plan(parts=["rung-2"])}
-    assert [part for _, part in needs["vision-mixture"]] == ["grid-1", "grid-2", "grid-3"]
-    assert [part for _, part in needs["split-mnist"]] == ["grid-1", "grid-2"]
 
 
 def test_networks_have_fewer_epochs_where_many_are_trained_to_choose_settings() -> None:
@@ -399,6 +397,95 @@ def test_a_rung_alone_says_what_it_needs(tmp_path: Path, digits: Dataset, monkey
     assert said == "rung-2 of split-mnist needs what is not finished: grid-1, grid-2"
     run_parts(tiny(monkeypatch, GRID), tmp_path / "new", digits)
     assert list(run_parts(parts, tmp_path / "new", digits)) == [("split-mnist", "rung-2")]
+
+
+def test_a_third_round_of_the_grids_is_used_wherever_two_are(
+    tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "MORE_GRID_ROUNDS", {"split-mnist": (5, 3, 3)})
+    monkeypatch.setattr("engram.reproduction.plan.NOT_RUN", NOT_RUN - {("split-mnist", "grid-3")})
+    folder, third = tmp_path / "new", tmp_path / "new" / "split-mnist" / "grid-3"
+    two = run_parts(tiny(monkeypatch, ladder.GRID[:2]), folder, digits)
+    assert settings_table(two, "split-mnist", 2).columns[1] == "best so far"
+    assert settings_table(two, "split-mnist", 2).title.endswith("after 2 of 3 rounds")
+    assert best_settings(two) == {}, "the grids are not finished"
+    said = refusal(run_parts, tiny(monkeypatch, ("rung-2",)), folder, digits)
+    assert said == "rung-2 of split-mnist needs what is not finished: grid-3"
+
+    run_parts(tiny(monkeypatch, ladder.GRID), folder, digits)
+    run = read_run(third)
+    for result in run.results.values():
+        result.accuracy[:, -1] = 1.0  # the best of all
+    write_results(third, run.results)
+    strengths = {label.partition(":")[0]: set[float]() for label in run.configs}
+    for label, config in run.configs.items():
+        assert config.strength is not None
+        strengths[label.partition(":")[0]].add(config.strength)
+    run_parts(tiny(monkeypatch, ("rung-2", "rung-3")), folder, digits)
+    runs = read_reproduction(folder).runs
+    for rung in (2, 3):
+        for label, config in runs["split-mnist", f"rung-{rung}"].configs.items():
+            if config.penalty:
+                assert config.strength in strengths[label], label
+        table = settings_table(runs, "split-mnist", rung)
+        assert table.columns[1] == "chosen"
+        assert all(float(row[1].removeprefix("strength ")) in strengths[row[0]] for row in table.rows)
+    for method, settings in best_settings(runs)["split-mnist"].items():
+        assert settings["strength"] in strengths[method] | strengths.get(f"{method}, published", set())
+    both = strengths["dhp+si"] & strengths["linear+si"]
+    (cells,) = (row[1:3] for row in one_strength_table(runs).rows if row[0].endswith("dhp+si"))
+    assert all(float(cell.partition(":")[0]) in both for cell in cells) or not both
+
+
+def test_a_round_after_one_that_is_missing_does_not_count(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]],
+) -> None:
+    _, runs = small_ladder
+    without = {key: run for key, run in runs.items() if key[1] != "search-2"}
+    assert ladder.rounds_of(without, "split-mnist", ladder.SEARCH) == [runs["split-mnist", "search-1"]]
+    assert settings_table(without, "split-mnist", 4).title.endswith("after 1 of 4 rounds")
+    assert settings_table(runs, "split-mnist", 4).columns[1] == "chosen"
+
+
+def test_a_damaged_round_is_not_finished(tmp_path: Path, digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_parts(tiny(monkeypatch, GRID), tmp_path / "new", digits)
+    path = tmp_path / "new" / "split-mnist" / "grid-2" / "results.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"accuracy"', '"acuracy"', 1), encoding="utf-8")
+    said = refusal(run_parts, tiny(monkeypatch, ("rung-2",)), tmp_path / "new", digits)
+    assert said == "rung-2 of split-mnist needs what is not finished: grid-2"
+
+
+def test_in_trials_that_did_not_choose_the_best_setting_has_no_luck(
+    small_ladder: tuple[Path, dict[tuple[str, str], Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two settings the first is the best of all three trials, but for its luck in the first it would not be."""
+    _, runs = small_ladder
+    run = runs["split-mnist", "search-1"]
+    finals = np.array([[0.9, 0.1, 0.6], [0.4, 0.7, 0.4]])  # chosen without the first trial: the second setting, at 0.4
+    crossed = np.mean([0.4, 0.1, 0.4])
+    results = {}
+    for each in ladder.with_one_budget("split-mnist"):
+        labels = [label for label in run.results if label.startswith(f"{each.label}:")]
+        for k, label in enumerate(labels):
+            final = np.full(3, 0.2) if each.config.head == "linear" else finals[min(k, 1)]
+            accuracy = np.broadcast_to(final[:, None, None], (3, 2, 2)).copy()
+            lost = [Divergence(0, 0, 0)] if each.label == "dhp+mas" else []  # all that it tried diverged
+            config = run.results[label].config.replace(trials=3)
+            results[label] = replace(
+                run.results[label], config=config, trials=(0, 1, 2), accuracy=accuracy, diverged=lost
+            )
+    configs = {label: result.config for label, result in results.items()}
+    changed = {("split-mnist", "search-1"): replace(run, results=results, configs=configs)}
+    monkeypatch.setattr(ladder, "KNOBS", {head: ladder.KNOBS[head] for head in ("linear", "dhp", "balanced")})
+    table = crossed_table(changed, "split-mnist")
+    assert "(1 of 4 rounds)" in table.title
+    rows = {row[0]: row[1:] for row in table.rows}
+    means = {cell.partition(" ")[0] for cell in (*rows["balanced"], *rows["dhp"][:3])}
+    assert means == {f"{100 * (crossed - 0.2):+.2f}"}
+    assert rows["dhp"][3] == "–"
+    assert crossed_table({}, "split-mnist").rows == []
+    assert crossed_table(runs, "split-mnist").rows == [], "a single trial cannot choose and compare"
 
 
 def test_a_setting_at_which_a_trial_diverged_is_the_worst(

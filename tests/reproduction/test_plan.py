@@ -41,13 +41,14 @@ def parts_of(name: str, **options: Any) -> dict[str, Part]:
 @pytest.mark.parametrize("benchmark", ["permuted-mnist", "imbalanced-permuted-mnist", "split-mnist"])
 def test_the_map_varies_learning_rate_and_epochs_alone(benchmark: str) -> None:
     configs = parts_of("map")[benchmark].configs
-    assert len(configs) == 3 * 4 * 2 * 3
+    assert len(configs) == 3 * 4 * 2 * 5
     for label, config in configs.items():
         where, _, method = label.partition(": ")
         assert where == f"{config.epochs} epoch{'s' * (config.epochs > 1)}, rate {config.learning_rate:g}"
         assert (config.method, config.head_init, config.examine) == (method, "published", "test")
         assert config.seed not in (0, 1, 1000), "seeds of other parts"
-    assert len({config.replace(epochs=1, learning_rate=0.1) for config in configs.values()}) == 6, "one for each method"
+    methods = {config.replace(epochs=1, learning_rate=0.1) for config in configs.values()}
+    assert len(methods) == 10, "one for each head alone and with SI"
 
 
 def test_relu_is_the_only_change_from_rung_1() -> None:
@@ -98,6 +99,18 @@ def test_the_plan_has_every_part_on_every_benchmark_that_has_it_the_table_first(
         if not part.needs:
             assert {config.dataset for config in part.configs.values()} == {part.example.dataset}, "what is loaded"
             assert {config.benchmark for config in part.configs.values()} == {part.benchmark}
+
+
+def test_rounds_that_a_benchmark_does_not_have_are_in_no_plan_and_needed_by_nothing() -> None:
+    rounds = {b: [p.name for p in plan([b]) if p.name.startswith(("grid", "search"))] for b in PAPER_BENCHMARKS}
+    grids, searches = [f"grid-{k}" for k in (1, 2, 3)], [f"search-{k}" for k in (1, 2, 3, 4)]
+    assert rounds.pop("vision-mixture") == [*grids, *searches[:2]]
+    assert all(found == [*grids[:2], *searches] for found in rounds.values())
+    for name, of_mixture, of_others in (("rung-2", 3, 2), ("rung-3", 3, 2), ("grid-3", 2, None)):
+        for benchmark, part in parts_of(name).items():
+            number = of_mixture if benchmark == "vision-mixture" else of_others
+            assert part.needs == tuple((benchmark, grid) for grid in grids[:number])
+    assert {*grids, *searches} <= set(planning.MANY), "short where all is short"
 
 
 def test_the_table_is_the_paper_s_eight_methods_ten_trials_and_four_benchmarks() -> None:

@@ -66,6 +66,7 @@ def test_trials_that_diverged_or_were_not_run_are_said_to_be_so(small: tuple[Pat
     changed = {("split-mnist", "map"): replace(run, results=results)}
     table = map_table(changed, "split-mnist")
     rows = {(row[0], row[1]): row for row in table.rows}
+    assert "balanced" in table.columns
     assert rows["alone, 1 epoch", "0.01"][table.columns.index("steady")] == "1 of 1 diverged"
     assert rows["alone, 5 epochs", "0.03"][table.columns.index("dhp")] == "–"
     drawing = draw_map(changed)
@@ -73,12 +74,8 @@ def test_trials_that_diverged_or_were_not_run_are_said_to_be_so(small: tuple[Pat
     shown = {(row[0], *row[2:4]): row[4] for row in drawing.rows}
     assert np.isnan(float(shown["steady", "1", "0.01"]))
     assert ("dhp", "5", "0.03") not in shown
-    lengths = [
-        f"Split MNIST: {name}, {words}" for name in ("alone", "si") for words in ("1 epoch", "5 epochs", "20 epochs")
-    ]
-    assert [row[0] for row in best_rates_table(changed).rows] == [
-        x for x in lengths if x != "Split MNIST: alone, 5 epochs"
-    ]
+    of_dhp = [row[1] for row in best_rates_table(changed).rows]
+    assert [cell == "–" for cell in of_dhp] == [False, True, *[False] * 4], "a rate of DHP alone with 5 epochs is gone"
 
 
 def test_each_head_is_compared_at_its_best_rate(small: tuple[Path, Runs]) -> None:
@@ -91,6 +88,30 @@ def test_each_head_is_compared_at_its_best_rate(small: tuple[Path, Runs]) -> Non
             best = [max(last(run, label_of(epochs, rate, name)) for rate in RATES) for name in methods]
             assert float(cell) == pytest.approx(best[0] - best[1], abs=0.006)
     assert best_rates_table({}).rows == []
+
+
+def test_a_map_of_fewer_heads_shows_those_that_it_has(small: tuple[Path, Runs]) -> None:
+    _, runs = small
+    run = runs["split-mnist", "map"]
+    lost = [label_of(1, rate, "steady") for rate in RATES]
+    results = {
+        k: r for k, r in run.results.items() if k.partition(": ")[2].split("+")[0] in ("linear", "dhp", "steady")
+    }
+    results |= {label: replace(results[label], diverged=[Divergence(0, 0, 0)]) for label in lost}
+    plain = label_of(5, 0.03, "linear+si")
+    results[plain] = replace(results[plain], diverged=[Divergence(0, 0, 0)])
+    older = {("split-mnist", "map"): replace(run, results=results)}
+    table = best_rates_table(older)
+    assert len(table.rows) == len(EPOCHS) * len(PENALTIES)
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert first["dhp"] != "–"
+    assert first["balanced"] == "–", "it was not run"
+    assert first["steady"] == "–", "it diverged at every rate"
+    drawing = draw_map(older)
+    assert drawing is not None
+    assert [*dict.fromkeys(row[0] for row in drawing.rows)] == ["dhp", "dhp+si", "steady", "steady+si"]
+    shown = {(row[0], *row[2:4]): row[4] for row in drawing.rows}
+    assert np.isnan(float(shown["dhp+si", "5", "0.03"])), "the plain head diverged"
 
 
 def test_the_map_is_drawn_and_in_the_report(small: tuple[Path, Runs]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import title_of
 from engram.report.layout import Table
@@ -21,7 +23,9 @@ from engram.reproduction.ladder import (
     with_one_budget,
 )
 from engram.reproduction.rungs import rung_pairs
-from engram.reproduction.verdicts import added, where
+from engram.reproduction.verdicts import added, points, where
+from engram.runs import metrics
+from engram.runs.metrics import Array
 from engram.runs.result import Result
 from engram.runs.run import Run
 
@@ -79,6 +83,43 @@ def _gains(runs: Runs, head: str) -> list[float]:
             }
             gains += [scores[head + ending] - scores["linear" + ending] for ending in ENDINGS]
     return gains
+
+
+def crossed_table(runs: Runs, benchmark: str) -> Table:
+    """Each head minus the plain one in the search, with settings chosen on all trials but one and compared on that one.
+
+    The best of many settings was partly lucky in the trials that chose it. In another trial it has no such luck; but
+    the search followed all trials when it decided what to try, so a little is left.
+
+    Args:
+        runs: those of a reproduction.
+        benchmark: on which benchmark.
+
+    Example:
+        >>> print(crossed_table(read_reproduction("results").runs, "split-mnist").to_text())
+    """
+    rounds = rounds_of(runs, benchmark, SEARCH)
+    several = any(config.trials > 1 for run in rounds for config in run.configs.values())
+    scores = {each.config.method: _crossed(each, rounds, benchmark) for each in with_one_budget(benchmark) if several}
+    rows = [
+        (head, *(points(metrics.estimate(scores[head + ending] - scores["linear" + ending])) for ending in ENDINGS))
+        for head in ladder.KNOBS
+        if scores and head != "linear"
+    ]
+    tried = f"{len(rounds)} of {len(search_rounds(benchmark))} rounds"
+    title = f"{title_of(benchmark)}: heads in the search ({tried}), minus the plain one, in trials that did not choose"
+    return Table(title, ("head", *(ending.removeprefix("+") or "alone" for ending in ENDINGS)), rows)
+
+
+def _crossed(contestant: Contestant, rounds: Sequence[Run], benchmark: str) -> Array:
+    """(trials,): the accuracy of a contestant in each trial, at the setting that is the best of the other trials."""
+    results = {label: result for run in rounds for label, result in run.results.items()}
+    tried = [results[contestant.tried(p)[0]] for p in scores_of(contestant, rounds, search_rounds(benchmark))]
+    finals = np.stack([result.average_accuracy[:, -1] for result in tried])  # (settings, trials)
+    finals = finals[[not result.diverged for result in tried]]
+    if not len(finals):
+        return np.full(finals.shape[1], np.nan)
+    return np.array([finals[np.delete(finals, k, axis=1).mean(axis=1).argmax(), k] for k in range(finals.shape[1])])
 
 
 def by_rate_table(runs: Runs) -> Table:

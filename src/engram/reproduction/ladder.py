@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from engram.common.errors import InputError
@@ -216,7 +217,7 @@ def score(result: Result) -> float:
 
 
 def rounds_of(runs: Runs, benchmark: str, parts: Sequence[str]) -> list[Run]:
-    """The finished rounds of a search.
+    """The finished rounds of a search, up to the first that is not.
 
     Args:
         runs: those of a reproduction.
@@ -226,8 +227,8 @@ def rounds_of(runs: Runs, benchmark: str, parts: Sequence[str]) -> list[Run]:
     Example:
         >>> rounds = rounds_of(read_reproduction("results").runs, "split-mnist", GRID)
     """
-    found = [runs[benchmark, part] for part in parts if (benchmark, part) in runs]
-    return [run for run in found if run.finished]
+    found = (runs.get((benchmark, part)) for part in parts)
+    return [run for run in takewhile(lambda run: run is not None and run.finished, found) if run is not None]
 
 
 def _grid(benchmark: str, runs: Runs) -> dict[str, Config]:

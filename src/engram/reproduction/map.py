@@ -19,6 +19,7 @@ from engram.report.layout import Table, count
 from engram.report.pairs import accuracy_difference
 from engram.report.tables import final_accuracy
 from engram.reproduction.ladder import CANDIDATES, PUBLISHED, Runs, score
+from engram.reproduction.search import DIVERGED
 from engram.reproduction.verdicts import added
 from engram.runs.metrics import Estimate
 from engram.runs.result import Result
@@ -94,13 +95,18 @@ def best_rates_table(runs: Runs) -> Table:
     """
     rows = []
     for benchmark, ending, epochs in product(PAPER_BENCHMARKS, PENALTIES, EPOCHS):
-        results = _results(runs, benchmark)
-        labels = {head: [label_of(epochs, rate, head + ending) for rate in RATES] for head in ("linear", *HEADS)}
-        if all(label in results for of_head in labels.values() for label in of_head):
-            plain, *others = (max(score(results[label]) for label in of_head) for of_head in labels.values())
-            cells = (f"{100 * (other - plain):+.2f}" for other in others)
+        plain, *others = (_best(_results(runs, benchmark), epochs, head + ending) for head in ("linear", *HEADS))
+        cells = ["–" if other is None or plain is None else f"{100 * (other - plain):+.2f}" for other in others]
+        if any(cell != "–" for cell in cells):
             rows.append((f"{title_of(benchmark)}: {_named(ending)}, {count(epochs, 'epoch')}", *cells))
     return Table("Each head at its best learning rate, minus the plain head at its own, in points", ("", *HEADS), rows)
+
+
+def _best(results: Mapping[str, Result], epochs: int, method: str) -> float | None:
+    """The score at the best rate; None if a rate was not run, or trials diverged at all of them."""
+    tried = [results.get(label_of(epochs, rate, method)) for rate in RATES]
+    scores = [score(result) for result in tried if result is not None]
+    return max(scores) if len(scores) == len(RATES) and max(scores) > DIVERGED else None
 
 
 def draw_map(runs: Runs) -> Drawing | None:
@@ -115,8 +121,10 @@ def draw_map(runs: Runs) -> Drawing | None:
         for benchmark in PAPER_BENCHMARKS
         if (results := _results(runs, benchmark))
     ]
-    if not any(panel.differences for panel in panels):
+    drawn = {panel.row for panel in panels if panel.differences}  # an older map has fewer heads
+    if not drawn:
         return None
+    panels = [panel for panel in panels if panel.row in drawn]
     return difference_map(panels, "Where a head helps", "epochs", "learning rate")
 
 

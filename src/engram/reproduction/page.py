@@ -135,7 +135,7 @@ def draw_reproduction(runs: Runs) -> dict[str, list[Drawing]]:
 
 
 def draw_overview(runs: Runs) -> list[Drawing]:
-    """The ladder, where a trace helps, and all differences of the table: as in the paper, and with the steady trace."""
+    """The ladder, where a head helps, and all differences of the table: as in the paper, and with the steady trace."""
     tables, variants = table_pairs(runs), steady_pairs(runs)
     compared = [opponent for opponent in rungs.OPPONENTS if rungs.ladder_table(runs, opponent).rows]
     found = [rungs.draw_ladder(runs, opponent) for opponent in compared]
@@ -239,7 +239,7 @@ def _benchmark_blocks(runs: Runs, benchmark: str) -> list[Html]:
         blocks += [heading("With the steady trace, next to the table's baselines"), *table_blocks(tables_of(variant))]
         blocks.append(figures(found["variant"], benchmark))
     blocks.append(figures(found.get("sensitivity", []), benchmark))
-    blocks += [table(made) for made in [map_table(runs, benchmark)] if made.rows]
+    blocks += [table(m) for m in (form.crossed_table(runs, benchmark), map_table(runs, benchmark)) if m.rows]
     if (benchmark, "study") in runs:
         blocks.append(table(study_table(runs[benchmark, "study"].results)))
     tried = [made for made in (rungs.settings_table(runs, benchmark, rung) for rung in rungs.SEARCHED) if made.rows]

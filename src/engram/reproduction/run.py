@@ -178,7 +178,10 @@ def _keeps_dynamics(part: Part) -> bool:
 
 
 def _is_finished(path: Path) -> bool:
-    return has_started(path) and read_run(path, dynamics=False).finished
+    if not has_started(path):
+        return False
+    run = read_run(path, dynamics=False)
+    return run.finished and not run.problems
 
 
 def _claim(folder: Path, command: str, quick: bool, runtime: Runtime) -> str | None:
