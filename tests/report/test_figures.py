@@ -407,8 +407,8 @@ def test_each_benchmark_has_its_own_scale_and_its_first_method_at_the_top() -> N
     assert "points of accuracy" in (narrow.get_xlabel(), theirs[-1].get_xlabel())
 
 
-@pytest.mark.parametrize("size", [1e-6, 0.00099999, 0.01, 0.0199, 0.03, 0.067, 0.1, 0.126, 0.99])
-@pytest.mark.parametrize("ratio", [0, 0.3, 0.5, 0.9, 1, 3])
+@pytest.mark.parametrize("size", [1e-6, 0.00099999, 0.0199, 0.1, 0.99])
+@pytest.mark.parametrize("ratio", [0, 0.5, 1, 3])
 def test_the_ticks_of_the_ladder_are_round_numbers_that_do_not_touch(size: float, ratio: float) -> None:
     """The differences reach so far below zero, and that many times as far above."""
     difference = Estimate(0, 1, -size, ratio * size, 5)

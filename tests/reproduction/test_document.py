@@ -104,8 +104,17 @@ def test_published_results_are_of_the_settings_that_would_be_run_today() -> None
                 assert result.config == preset(benchmark, method, trials=result.config.trials, head_init="linear")
             if part == "variant":
                 assert result.config == preset(benchmark, method).replace(**STEADY)
-            if part in ("sensitivity", "study", "relu", "divergence", "leak"):
-                assert result.config == plan([benchmark], [part])[0].configs[method]
+        if part in ("map", "sensitivity", "study", "relu", "divergence", "leak"):
+            assert run.configs == plan([benchmark], [part])[0].configs
+
+
+def test_published_rounds_and_rungs_follow_from_the_rounds_before_them() -> None:
+    runs = read_reproduction(RESULTS).runs
+    steps = list(ladder.STEPS)
+    for (benchmark, part), run in runs.items():
+        if part in steps:
+            before = {key: each for key, each in runs.items() if key[1] in steps[: steps.index(part)]}
+            assert ladder.STEPS[part].configs(benchmark, before) == run.configs, f"{part} of {benchmark}"
 
 
 @pytest.mark.parametrize("opponent", OPPONENTS)
