@@ -110,6 +110,7 @@ def test_a_map_of_fewer_heads_shows_those_that_it_has(small: tuple[Path, Runs]) 
     drawing = draw_map(older)
     assert drawing is not None
     assert [*dict.fromkeys(row[0] for row in drawing.rows)] == ["dhp", "dhp+si", "steady", "steady+si"]
+    assert len(drawing.figure.axes) == 4 + 1, "no empty panels; and the scale"
     shown = {(row[0], *row[2:4]): row[4] for row in drawing.rows}
     assert np.isnan(float(shown["dhp+si", "5", "0.03"])), "the plain head diverged"
 
