@@ -44,7 +44,8 @@ QUICK_TRIALS = 2
 # Of parts with many settings.
 MANY = (*GRID, *SEARCH, "rung-4", *stress.STEPS, "map", "study")
 WITH_INTERVALS = ("rung-4", *stress.FINAL)  # which need two trials
-QUICK_MANY: dict[str, Any] = {"hidden": [10], "max_samples": 30}
+QUICK_MANY: dict[str, dict[str, Any]] = {name: {"hidden": [10], "max_samples": 30} for name in QUICK}
+QUICK_MANY["vision-mixture"]["max_samples"] = 15  # its networks take ten times as long
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _quick(part: str, benchmark: str, most_trials: int | None) -> tuple[dict[str
     most = min(QUICK_TRIALS, most_trials or QUICK_TRIALS)
     if part not in MANY:
         return QUICK[benchmark], most
-    return QUICK[benchmark] | QUICK_MANY, most if part in WITH_INTERVALS else 1
+    return QUICK[benchmark] | QUICK_MANY[benchmark], most if part in WITH_INTERVALS else 1
 
 
 def _part(name: str, benchmark: str, quick: bool, most_trials: int | None) -> Part:
