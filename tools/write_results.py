@@ -220,8 +220,8 @@ def _joined(tables: Iterable[Table]) -> str:
 def _settings(runs: Runs, benchmark: str) -> str:
     """What was tried on a benchmark, under a heading; nothing if nothing was. Of rung 4 only what was chosen."""
     tables = [settings_table(runs, benchmark, rung) for rung in SEARCHED]
-    searched = tables[-1]
-    title = searched.title.replace("what was tried on", "what was best on").replace(", with the accuracy in %", "")
+    *_, searched = tables
+    title = "Rung 4: the best settings on validation samples"
     tables[-1] = Table(title, searched.columns[:-1], [row[:-1] for row in searched.rows])
     tables += [rates_table(runs)] if benchmark == BENCHMARK else []
     tables = [made for made in tables if made.rows]

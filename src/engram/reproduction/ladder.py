@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from engram.common.errors import InputError
@@ -227,8 +226,13 @@ def rounds_of(runs: Runs, benchmark: str, parts: Sequence[str]) -> list[Run]:
     Example:
         >>> rounds = rounds_of(read_reproduction("results").runs, "split-mnist", GRID)
     """
-    found = (runs.get((benchmark, part)) for part in parts)
-    return [run for run in takewhile(lambda run: run is not None and run.finished, found) if run is not None]
+    found: list[Run] = []
+    for part in parts:
+        run = runs.get((benchmark, part))
+        if run is None or not run.finished:
+            break
+        found.append(run)
+    return found
 
 
 def _grid(benchmark: str, runs: Runs) -> dict[str, Config]:

@@ -99,16 +99,16 @@ def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) 
     """
     from matplotlib.colors import LinearSegmentedColormap
 
-    names, others = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in panels), strict=True))
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*((p.row, p.column) for p in panels), strict=True))
     places = [place for panel in panels for place in panel.differences]
     ys, xs = (list(dict.fromkeys(values)) for values in zip(*places, strict=True))
-    figure = new_figure(WIDTH, (0.2 * len(ys) + 0.4) * len(names) + 1.7)
-    grid = figure.subplots(len(names), len(others), squeeze=False, sharex=True, sharey=True)
+    figure = new_figure(WIDTH, (0.2 * len(ys) + 0.4) * len(rows) + 1.7)
+    grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
     colours = LinearSegmentedColormap.from_list("sides", [str(COLOURS["online-ewc"]), "#f4f4f4", str(COLOURS["si"])])
     means = [abs(e.mean) for panel in panels for e in panel.differences.values() if e is not None]
     limit = 100 * float(np.nanquantile(means, 0.9)) if means else 1.0  # so that one cell does not pale all others
     for panel in panels:
-        axes = grid[names.index(panel.row)][others.index(panel.column)]
+        axes = grid[rows.index(panel.row)][columns.index(panel.column)]
         found = [[panel.differences.get((y, x), NOTHING) for x in xs] for y in ys]
         values = np.ma.masked_invalid([[np.nan if e is None else 100 * e.mean for e in row] for row in found])
         mesh = axes.pcolormesh(values, vmin=-limit, vmax=limit, cmap=colours, edgecolors="#ffffff", linewidth=0.5)
@@ -122,9 +122,9 @@ def difference_map(panels: Sequence[Panel], title: str, down: str, across: str) 
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     grid[0][0].invert_yaxis()  # they share it
-    for axes, other in zip(grid[0], others, strict=True):
-        axes.set_title(textwrap.fill(other, CHARACTERS // 2) + "\n", fontsize=SMALL)  # above the name of the row
-    for (first, *_), name in zip(grid, names, strict=True):
+    for axes, column in zip(grid[0], columns, strict=True):
+        axes.set_title(textwrap.fill(column, CHARACTERS // 2) + "\n", fontsize=SMALL)  # above the name of the row
+    for (first, *_), name in zip(grid, rows, strict=True):
         first.set_title(name, fontsize=SMALL, fontweight="bold", loc="left")
         first.set_ylabel(down, fontsize=SMALL)
     for axes in grid[-1]:
