@@ -14,6 +14,7 @@ from engram.config.presets import title_of
 from engram.report.layout import Table, number
 from engram.report.pairs import Pair, accuracy_difference, baseline_of, mean_accuracy_difference
 from engram.report.tables import final, with_error
+from engram.reproduction.divergence import when_diverged
 from engram.reproduction.folder import missing_from_part
 from engram.reproduction.ladder import (
     ENDINGS,
@@ -28,7 +29,7 @@ from engram.reproduction.ladder import (
 )
 from engram.reproduction.rungs import paper_difference, rung_pairs, rung_results
 from engram.reproduction.search import best_point, settings_at
-from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of, when_diverged
+from engram.reproduction.study import BASE, CONTROL, PLASTIC, changes_of
 from engram.reproduction.verdicts import FEWEST_PAIRS, chance, judge, points, where
 from engram.runs import metrics
 from engram.runs.metrics import Estimate

@@ -38,6 +38,7 @@ from engram.report.layout import Table
 from engram.report.pairs import Pair
 from engram.report.tables import final, final_accuracy, so_far
 from engram.reproduction.claims import accuracy_table, claims_table, rung_claims_table, transfer_table
+from engram.reproduction.divergence import divergence_table, leak_table
 from engram.reproduction.folder import Reproduction, read_reproduction
 from engram.reproduction.form import by_rate_table, counts_table, crossed_table
 from engram.reproduction.ladder import CANDIDATES, GRID, KNOBS, STEPS, Runs, rounds_of
@@ -57,7 +58,7 @@ from engram.reproduction.rungs import (
     verdicts_table,
 )
 from engram.reproduction.stress import BENCHMARK, rates_table, stress_table
-from engram.reproduction.study import divergence_table, leak_table, relu_table
+from engram.reproduction.study import relu_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, counted, points, steady_pairs, table_pairs, where
 from engram.runs.run import read_run
 

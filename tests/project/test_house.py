@@ -37,7 +37,7 @@ BY_NAME = {"runs.result": {"report"}}
 # folders are made of results.
 LATE = {("runs.result", "runs.folder"), ("runs.result", "runs.run")}
 MOST_LINES = 300
-MOST_MODULES = 169  # without the `__init__.py` of packages
+MOST_MODULES = 170  # without the `__init__.py` of packages
 
 
 def modules() -> dict[str, Path]:

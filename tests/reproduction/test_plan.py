@@ -12,20 +12,10 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY, changes_from_preset
 from engram.engine.stacks import SAME_TASKS, group_by
 from engram.reproduction import plan as planning
+from engram.reproduction.divergence import AS_PUBLISHED, CURES, LEAKS, PLAIN, SHORT
 from engram.reproduction.ladder import ENDINGS
 from engram.reproduction.plan import ETAS, NOT_RUN, Part, plan
-from engram.reproduction.study import (
-    AS_PUBLISHED,
-    BASE,
-    CHANGES,
-    CURES,
-    LEAKS,
-    PERMUTED,
-    PERMUTED_CHANGES,
-    PLAIN,
-    SHORT,
-    STUDY_TRIALS,
-)
+from engram.reproduction.study import BASE, CHANGES, PERMUTED, PERMUTED_CHANGES, STUDY_TRIALS
 
 PLASTIC = ("dhp", "dhp+si", "dhp+online-ewc", "dhp+mas")
 FREE = ("finetune", "dhp")  # of any penalty

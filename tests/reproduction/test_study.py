@@ -14,11 +14,12 @@ from builders import small_digits
 from engram.config.paper import PAPER_BENCHMARKS
 from engram.config.presets import preset
 from engram.engine.training import Runtime
+from engram.reproduction.divergence import AS_PUBLISHED, CURES, PLAIN, SHORT, divergence_table, leak_table
 from engram.reproduction.map import EPOCHS, HEADS, PENALTIES, RATES, best_rates_table, draw_map, label_of, map_table
 from engram.reproduction.page import make_page
 from engram.reproduction.plan import plan
 from engram.reproduction.run import run_reproduction
-from engram.reproduction.study import AS_PUBLISHED, CURES, PLAIN, SHORT, divergence_table, leak_table, relu_table
+from engram.reproduction.study import relu_table
 from engram.runs.result import Divergence, Result
 from engram.runs.run import Run
 

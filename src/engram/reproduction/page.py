@@ -47,10 +47,11 @@ from engram.reproduction.claims import (
     rung_claims_table,
     transfer_table,
 )
+from engram.reproduction.divergence import divergence_table, leak_table
 from engram.reproduction.folder import Reproduction, holds_reproduction, read_reproduction
 from engram.reproduction.ladder import Runs
 from engram.reproduction.map import best_rates_table, draw_map, map_table
-from engram.reproduction.study import divergence_table, leak_table, relu_table
+from engram.reproduction.study import relu_table
 from engram.reproduction.verdicts import FEWEST_PAIRS, counted, steady_pairs, table_pairs, variant_results
 from engram.runs.result import Result
 

@@ -12,9 +12,10 @@ from engram.config.paper import PAPER_BENCHMARKS, PAPER_METHODS, PARTS
 from engram.config.presets import STEADY, preset
 from engram.config.settings import Config
 from engram.reproduction import stress
+from engram.reproduction.divergence import divergence_configs, leak_configs
 from engram.reproduction.ladder import GRID, LINEAR, SEARCH, STEPS, Runs, Step, grid_rounds, search_rounds
 from engram.reproduction.map import map_configs
-from engram.reproduction.study import divergence_configs, leak_configs, relu_configs, study_configs
+from engram.reproduction.study import relu_configs, study_configs
 
 # The paper varies η on three benchmarks; our study is of two.
 NOT_RUN = {
