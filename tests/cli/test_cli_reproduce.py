@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -203,6 +204,18 @@ def test_stopped_reproduction_says_how_to_resume(
     assert resumed.out.startswith("split-mnist: table, 8 models in ")
     assert list(results_in(out)) == ["split-mnist/table/results.json"]
     assert read_run(out / "split-mnist" / "table").about["command"] == f"engram {' '.join(TABLE)} --out {out}"
+
+
+def test_reproduction_that_is_stopped_while_it_writes_its_page_says_how_to_resume(
+    engram: Command, out: Path, tiny: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(folder: Path) -> Path:
+        signal.raise_signal(signal.SIGINT)
+        return folder
+
+    monkeypatch.setattr("engram.reproduction.page.write_report", interrupt)
+    outcome = engram(*TABLE, "--out", out)
+    assert (outcome.code, outcome.err) == (130, f"engram: stopped; `engram run --resume {out}` resumes it\n")
 
 
 def test_reproduction_that_was_stopped_before_it_started_leaves_nothing(

@@ -94,4 +94,6 @@ def reproduce(
             tell=lambda line: print_line(console, line),
             stop_asked=interruption.asked,
         )
-    print_line(console, f"Results are in {folder}; the page about them is {write_report(folder)}")
+        with interruption.at_once():
+            page = write_report(folder)
+    print_line(console, f"Results are in {folder}; the page about them is {page}")
