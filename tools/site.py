@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: notebooks become pages, links that leave docs/ plain text, and equations stay as they are set."""
+"""Hooks of MkDocs: notebooks become pages, links that leave docs/ plain text; equations and intervals stay whole."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import notebooks  # beside this file
 from mkdocs.structure.files import File
 
+from engram.report.layout import set_cell
+
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?!https?:|#)[^)#]+)(?:#[^)]*)?\)")
 
+NUMBERS = re.compile(r"(?<=<td style=\"text-align: right;\">)[^<]+(?=</td>)")
 EQUATION = re.compile(r"<p>(?=[^<]*\S {3,}\S)")  # in a sentence, two spaces set a formula apart
 
 
@@ -44,5 +47,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """A paragraph whose words were set apart by spaces is an equation."""
+    """A cell of numbers breaks before an interval, not within; a paragraph set apart by spaces is an equation."""
+    html = NUMBERS.sub(lambda cell: set_cell(cell.group()), html)
     return EQUATION.sub('<p class="equation">', html) if page.file.src_uri.startswith("api/") else html

@@ -192,6 +192,16 @@ def test_figures_of_the_site_are_dark_in_the_dark(site: dict[str, Page], browser
         assert all(("invert" in each) == dark for each in filters), name
 
 
+def test_tables_of_intervals_fit_into_the_page(site: dict[str, Page], browser: Browser) -> None:
+    """They scrolled, and their last columns, of the fairest comparisons, were not seen."""
+    browser.open(site["reproduction.html"].path, width=1280)
+    boxes = "[...document.querySelectorAll('.md-typeset__table')]"
+    assert browser.evaluate(f"{boxes}.length") >= 5
+    assert browser.evaluate(f"{boxes}.filter(box => box.scrollWidth > box.parentElement.clientWidth + 1).length") == 0
+    texts = browser.evaluate("[...document.querySelectorAll('td')].map(cell => cell.textContent)")
+    assert "10\u00a0of\u00a010\u00a0diverged" in texts
+
+
 def test_words_in_a_table_have_room_on_a_phone(site: dict[str, Page], browser: Browser) -> None:
     """With a word in each line, one row of what was tried was as high as the screen."""
     browser.open(site["reproduction/settings.html"].path, width=390, height=844)

@@ -17,8 +17,8 @@ from rich.cells import cell_len
 MOST_NAMED = 8  # labels in one sentence
 MANY_COLUMNS = 9  # tables with more are printed in smaller type
 MINUS = re.compile(r"(?<![\w.-])-(?=\.?\d)")  # of a number, not of a name or a date
-# A space within "97.31 ± 0.12", "[−0.12, +0.34]" or "3 of 10 diverged".
-WITHIN = re.compile(r" (?=±)|(?<=±) | (?=[−+.\d]+\])|(?<=\d) (?=of \d|diverged)|(?<=\d of) (?=\d)")
+# A space within "97.31 ± 0.12", "[−0.12, +0.34]", "3 of 10 diverged" or "2 above".
+WITHIN = re.compile(r" (?=±)|(?<=±) | (?=[−+.\d]+\])|(?<=\d) (?=of \d|diverged|above|below)|(?<=\d of) (?=\d)")
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,10 @@ class Table:
         kind = kind or ("dense" if len(self.columns) > MANY_COLUMNS else "")
         title, named = escape(self.title), f' class="{escape(kind)}"' if kind else ""
         head = "".join(f'<th scope="col">{escape(column)}</th>' for column in self.columns)
+        cells = ("".join(f"<td>{escape(set_cell(cell))}</td>" for cell in row[1:]) for row in self.rows)
         rows = "".join(
-            f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{_in_html(cell)}</td>" for cell in row[1:])}</tr>'
-            for row in self.rows
+            f'<tr><th scope="row">{escape(row[0])}</th>{of_row}</tr>'
+            for row, of_row in zip(self.rows, cells, strict=True)
         )
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         return (
@@ -89,9 +90,14 @@ class Table:
         return "\n".join([self.title, *lines, *self.notes]) + "\n"
 
 
-def _in_html(cell: str) -> str:
-    """A number's minus is as wide as its plus; and where a table is too wide, intervals stand below their means."""
-    return escape(WITHIN.sub("\u00a0", MINUS.sub("−", cell)))
+def set_cell(cell: str) -> str:
+    """A number's minus is as wide as its plus; and where a table is too wide, intervals stand below their means.
+
+    Example:
+        >>> set_cell("-0.12 [-0.30, +0.06]")
+        '−0.12 [−0.30,\xa0+0.06]'
+    """
+    return WITHIN.sub("\u00a0", MINUS.sub("−", cell))
 
 
 def number(value: float, digits: int) -> str:
