@@ -137,11 +137,8 @@ def test_no_number_of_ours_stands_outside_the_gaps(name: str) -> None:
     assert "<!--" not in prose
     prose = re.sub(r"[Rr]ungs? \d( and \d)?", "", prose)  # names, not numbers
     prose = re.sub(r"η = 1\b", "", prose)  # a setting
-    for head in (
-        "epoch",
-        "benchmark",
-        "strength",
-    ):  # printed by benchmarks/label_leak.py, trace_size.py, mas_of_features.py
+    # printed by benchmarks/label_leak.py, trace_size.py, mas_of_features.py, bounded_eta.py
+    for head in ("epoch", "benchmark", "strength", "what is changed"):
         prose = re.sub(rf"(?s)\| {head} \| .*?\n\n", "", prose)
     statistics, of_the_paper = {"95", "0.05", "0.003"}, {"0.1", "100", "400", "4.7", "7.80"}  # and of its author's post
     assert set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", prose)) <= statistics | of_the_paper
